@@ -1,0 +1,2 @@
+//! Client library of Lapis.
+pub mod model;

@@ -1,0 +1,107 @@
+//! The device: VRAM frames, and copies between them and RAM frames.
+//!
+//! Two implementations from day one: [`sim`] (frames are memfds) here, and the simulator's virtual one in the
+//! tests. A device never blocks its caller: [`Device::submit`] queues or refuses, [`Device::poll`] hands out what is
+//! done. An operation in flight owns its frames: the engine gives neither to anyone before the completion.
+
+use std::os::fd::OwnedFd;
+
+use lapis_proto::ids::VramFrame;
+use lapis_proto::message::DeviceKind;
+
+use crate::engine::ids::{RamFrame, Tag};
+
+pub mod sim;
+
+/// One operation on whole frames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceOp {
+    /// Copies one page: `source` from byte `shift` on, to all of `target`.
+    Up {
+        /// Holds the page at `shift`.
+        source: RamFrame,
+        /// Bytes before the page's first byte in the RAM frame, below 4096.
+        shift: u32,
+        /// Overwritten whole.
+        target: VramFrame,
+    },
+    /// Copies one page: all of `source` to `target` from byte 0 on.
+    Down {
+        /// Holds the page.
+        source: VramFrame,
+        /// Its first page-size bytes are overwritten.
+        target: RamFrame,
+    },
+    /// Fills a frame with zeros.
+    Zero {
+        /// Overwritten whole.
+        target: VramFrame,
+    },
+}
+
+/// The outcome of one operation.
+#[derive(Debug)]
+pub struct DeviceDone {
+    /// As submitted.
+    pub tag: Tag,
+    /// What came of it.
+    pub result: Result<(), DeviceFault>,
+}
+
+/// The device failed.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum DeviceFault {
+    /// A frame could not be created, mapped or exported.
+    #[error("VRAM frame {frame}: {call} failed: {source}")]
+    Frame {
+        /// Which.
+        frame: u32,
+        /// The call that failed.
+        call: &'static str,
+        /// Why.
+        source: nix::errno::Errno,
+    },
+    /// The device is gone; no operation will succeed any more.
+    #[error("the device is lost: {reason}")]
+    Lost {
+        /// What it said.
+        reason: &'static str,
+    },
+}
+
+/// The queue is full: poll, then submit again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Full;
+
+/// What a device is.
+#[derive(Debug, Clone)]
+pub struct DeviceInfo {
+    /// Kind, as told to clients.
+    pub kind: DeviceKind,
+    /// UUID, as told to clients; zeros on sim.
+    pub uuid: [u8; 16],
+    /// For people.
+    pub name: String,
+    /// Frames.
+    pub frames: u32,
+    /// What the frames are made of: `hugetlb`, `transparent huge pages`, `4 KiB pages`; for people.
+    pub page_kind: &'static str,
+}
+
+/// A device that owns the VRAM frames.
+pub trait Device {
+    /// What it is.
+    fn info(&self) -> &DeviceInfo;
+    /// Starts an operation, or gives it back when the queue is full. Never blocks.
+    ///
+    /// # Errors
+    /// [`Full`]: nothing was started.
+    fn submit(&mut self, tag: Tag, op: DeviceOp) -> Result<(), Full>;
+    /// Appends what has completed since the last call. Never blocks.
+    fn poll(&mut self, done: &mut Vec<DeviceDone>);
+    /// A descriptor through which another process can map this frame.
+    ///
+    /// # Errors
+    /// [`DeviceFault::Frame`], e.g. out of descriptors.
+    fn export(&self, frame: VramFrame) -> Result<OwnedFd, DeviceFault>;
+}

@@ -1,0 +1,4 @@
+//! The engine: every decision, no I/O.
+#![forbid(unsafe_code)]
+
+pub mod ids;

@@ -1,0 +1,4 @@
+//! Thin owners of kernel objects that have no better home.
+
+pub mod memory;
+pub mod waker;

@@ -1,0 +1,337 @@
+//! The messages, one struct each. A message's kind is its number in the header; its body is the struct.
+//!
+//! Every request is answered exactly once, by the reply named in its documentation or by [`Refused`].
+
+use bincode::{Decode, Encode};
+
+use crate::code::Code;
+use crate::ids::{AllocationId, MappingId, SessionId, VramFrame};
+
+/// Ranges in one `Map` or `Prefetch`.
+pub const RANGES_PER_REQUEST_MAX: usize = 1024;
+/// Pages in one `Map`, so that its reply stays far below the body limit.
+pub const PAGES_PER_MAP_MAX: u32 = 65_536;
+/// Bytes of a client's name in `Hello`.
+pub const CLIENT_NAME_BYTES_MAX: usize = 64;
+
+/// Message kinds. Numbers are never reused; a retired one stays here with its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u16)]
+pub enum Kind {
+    /// Client's first message: [`Hello`]. At most one descriptor: the event socket.
+    Hello = 1,
+    /// Daemon's answer: [`Welcome`].
+    Welcome = 2,
+    /// [`Allocate`].
+    Allocate = 16,
+    /// [`OpenFile`], with exactly one descriptor: the file.
+    OpenFile = 17,
+    /// [`Free`].
+    Free = 18,
+    /// [`Map`].
+    Map = 19,
+    /// [`Unmap`].
+    Unmap = 20,
+    /// [`Prefetch`].
+    Prefetch = 21,
+    /// [`Stat`].
+    Stat = 22,
+    /// [`Bye`].
+    Bye = 23,
+    /// [`Revoked`].
+    Revoked = 24,
+    /// [`Refused`].
+    Refused = 64,
+    /// [`Allocated`].
+    Allocated = 65,
+    /// [`Done`].
+    Done = 66,
+    /// [`Mapped`].
+    Mapped = 67,
+    /// [`Stats`].
+    Stats = 68,
+    /// [`Frames`], with one descriptor per frame.
+    Frames = 96,
+    /// [`Revoke`].
+    Revoke = 97,
+}
+
+/// Opens a session. Reply: [`Welcome`], or [`Refused`] with `VersionUnsupported` and the connection closes.
+#[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
+pub struct Hello {
+    /// Lowest protocol version the client speaks.
+    pub version_min: u16,
+    /// Highest protocol version the client speaks.
+    pub version_max: u16,
+    /// Feature bits the client knows; unknown bits are ignored.
+    pub features: u64,
+    /// Name for logs and `lapisctl ps`, at most [`CLIENT_NAME_BYTES_MAX`] bytes.
+    pub client_name: String,
+}
+
+/// What kind of device backs the VRAM frames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Encode, Decode)]
+pub enum DeviceKind {
+    /// VRAM frames are memfds in host memory.
+    Sim,
+    /// VRAM frames are CUDA allocation handles.
+    Cuda,
+}
+
+/// The session is open.
+#[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
+pub struct Welcome {
+    /// The version both sides speak from here on.
+    pub version: u16,
+    /// Feature bits both sides know.
+    pub features: u64,
+    /// This session's id.
+    pub session: SessionId,
+    /// Bytes of a page and of a frame; a power of two.
+    pub page_size: u64,
+    /// VRAM frames in all.
+    pub vram_frames: u32,
+    /// Most pages that mappings of all sessions may hold at once.
+    pub mapped_pages_max: u32,
+    /// Kind of device.
+    pub device: DeviceKind,
+    /// The GPU's UUID; zeros on sim.
+    pub device_uuid: [u8; 16],
+    /// The daemon's version, for people.
+    pub daemon_version: String,
+}
+
+/// Reserves an anonymous allocation: starts as zeros, private to the session. Reply: [`Allocated`].
+#[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
+pub struct Allocate {
+    /// Bytes, at least 1; rounded up to whole pages.
+    pub size: u64,
+}
+
+/// Allocates `length` bytes of a file from `offset` on, read-only. Carries the open file as its one descriptor;
+/// the daemon reads through that descriptor as it is (opened with `O_DIRECT` or not). Reply: [`Allocated`].
+#[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
+pub struct OpenFile {
+    /// First byte, anywhere in the file.
+    pub offset: u64,
+    /// Bytes, at least 1; `offset + length` may not pass the file's end.
+    pub length: u64,
+}
+
+/// An allocation exists.
+#[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
+pub struct Allocated {
+    /// Its id.
+    pub allocation: AllocationId,
+    /// Its pages.
+    pub pages: u32,
+}
+
+/// Gives an allocation up. Refused with `InUse` while a mapping holds any of its pages. Reply: [`Done`].
+#[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
+pub struct Free {
+    /// Which.
+    pub allocation: AllocationId,
+}
+
+/// Consecutive pages of one allocation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Encode, Decode)]
+pub struct PageRange {
+    /// Of which allocation.
+    pub allocation: AllocationId,
+    /// First page.
+    pub first: u32,
+    /// How many, at least 1.
+    pub count: u32,
+}
+
+/// What a mapping is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Encode, Decode)]
+pub enum Access {
+    /// Only reads. Writing through such a mapping is a client bug.
+    Read,
+    /// Reads and writes; the old bytes are there.
+    Write,
+    /// Writes every byte before it reads any; the old bytes need not be there.
+    Overwrite,
+}
+
+/// Asks for ranges in VRAM, all or nothing. Reply: [`Mapped`].
+#[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
+pub struct Map {
+    /// At least 1, at most [`RANGES_PER_REQUEST_MAX`]; [`PAGES_PER_MAP_MAX`] pages in all.
+    pub ranges: Vec<PageRange>,
+    /// For what.
+    pub access: Access,
+    /// Microseconds to wait before `TimedOut`; 0 means: only if it needs no waiting for others.
+    pub wait_us: u64,
+}
+
+/// The ranges are in VRAM until `Unmap`.
+#[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
+pub struct Mapped {
+    /// Its id.
+    pub mapping: MappingId,
+    /// One frame a page, in the order of the request's ranges.
+    pub frames: Vec<VramFrame>,
+    /// Pages that were in VRAM when the request came.
+    pub hits_vram: u32,
+    /// Pages that came from RAM.
+    pub hits_ram: u32,
+    /// Microseconds from the request's arrival to this reply.
+    pub waited_us: u64,
+}
+
+/// Ends mappings; the client touches the pages no more. Reply: [`Done`].
+#[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
+pub struct Unmap {
+    /// Which, at most [`RANGES_PER_REQUEST_MAX`].
+    pub mappings: Vec<MappingId>,
+}
+
+/// Says that these ranges will be mapped soon, in this order. Reply: [`Done`], at once.
+#[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
+pub struct Prefetch {
+    /// At least 1, at most [`RANGES_PER_REQUEST_MAX`].
+    pub ranges: Vec<PageRange>,
+}
+
+/// Asks for counters. Reply: [`Stats`].
+#[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
+pub struct Stat {}
+
+/// The client has unmapped and closed every frame it imported and will send nothing more. Reply: [`Done`].
+#[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
+pub struct Bye {}
+
+/// The client holds these frames no more: unmapped, closed. Answers the [`Revoke`] event. Reply: [`Done`].
+#[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
+pub struct Revoked {
+    /// Which.
+    pub frames: Vec<VramFrame>,
+}
+
+/// The request succeeded and has nothing else to say.
+#[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
+pub struct Done {}
+
+/// The request failed. Nothing of it was done.
+#[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
+pub struct Refused {
+    /// What kind of failure.
+    pub code: Code,
+    /// The object meant: an allocation, mapping, byte offset, ... as `code` says; 0 if none.
+    pub object: u64,
+    /// What was asked for, in the unit that `code` says.
+    pub asked: u64,
+    /// How much of the limit is in use.
+    pub in_use: u64,
+    /// The limit that was met.
+    pub limit: u64,
+    /// The same for people: what, which, why, what to do.
+    pub message: String,
+}
+
+/// Descriptors of frames that this client has not imported yet, in the order of `frames`. Sent before the
+/// [`Mapped`] that names them, with the same request id; more than one may come.
+#[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
+pub struct Frames {
+    /// One per descriptor.
+    pub frames: Vec<VramFrame>,
+}
+
+/// Event: the daemon needs these frames back. The client drains its work, unmaps and closes them, then sends
+/// [`Revoked`]. Only frames that no mapping of the client holds are asked for.
+#[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
+pub struct Revoke {
+    /// Which.
+    pub frames: Vec<VramFrame>,
+}
+
+/// One tier's numbers, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Encode, Decode)]
+pub struct TierStats {
+    /// Size.
+    pub capacity: u64,
+    /// Holding a page.
+    pub used: u64,
+    /// May not be moved now: mapped, or source or target of a transfer.
+    pub pinned: u64,
+}
+
+/// One hop's numbers. Counted when a transfer completes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Encode, Decode)]
+pub struct HopStats {
+    /// Pages moved.
+    pub pages: u64,
+    /// Bytes moved: useful ones, without alignment padding.
+    pub bytes: u64,
+    /// Failed transfers.
+    pub errors: u64,
+}
+
+/// Counters since the daemon started, for all sessions together, or since `Hello` for one.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Encode, Decode)]
+pub struct Counters {
+    /// Model files to RAM.
+    pub file_to_ram: HopStats,
+    /// Spill to RAM.
+    pub spill_to_ram: HopStats,
+    /// RAM to VRAM.
+    pub ram_to_vram: HopStats,
+    /// VRAM to RAM.
+    pub vram_to_ram: HopStats,
+    /// RAM to spill.
+    pub ram_to_spill: HopStats,
+    /// Frames filled with zeros.
+    pub zeroed: HopStats,
+    /// Pages dropped from VRAM without a copy.
+    pub dropped_vram: u64,
+    /// Pages dropped from RAM without a write.
+    pub dropped_ram: u64,
+    /// Mapped pages that were in VRAM when asked for.
+    pub hits_vram: u64,
+    /// Mapped pages that were in RAM when asked for.
+    pub hits_ram: u64,
+    /// Mapped pages that had to come from a file or the spill.
+    pub misses: u64,
+    /// Mapped pages that had never been written: zero-filled.
+    pub zero_fills: u64,
+    /// `Map` requests granted.
+    pub maps: u64,
+    /// Microseconds that granted maps waited for transfers or for room.
+    pub stalled_us: u64,
+    /// Pages that a prefetch brought to VRAM and a map then used.
+    pub prefetch_useful: u64,
+    /// Prefetched pages still under way when a map asked for them.
+    pub prefetch_late: u64,
+    /// Prefetched pages evicted before any use.
+    pub prefetch_wasted: u64,
+    /// Spilled pages whose checksum did not match on the way back.
+    pub checksum_errors: u64,
+}
+
+/// Answer to [`Stat`].
+#[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
+pub struct Stats {
+    /// VRAM tier.
+    pub vram: TierStats,
+    /// RAM tier.
+    pub ram: TierStats,
+    /// Spill.
+    pub nvme: TierStats,
+    /// All sessions.
+    pub total: Counters,
+    /// The session that asks: its maps and hits; hops are counted in `total` only.
+    pub session: Counters,
+    /// Open sessions.
+    pub sessions: u32,
+    /// Live allocations of all sessions.
+    pub allocations: u32,
+    /// Live mappings of all sessions.
+    pub mappings: u32,
+    /// Frames kept out of use because a client may still write them.
+    pub quarantined_frames: u32,
+    /// Bytes of the daemon's page metadata.
+    pub metadata_bytes: u64,
+}

@@ -1,0 +1,1 @@
+//! Harness shared by the tests of Lapis as a whole.
