@@ -6,6 +6,7 @@ use bincode::{Decode, Encode};
 
 use crate::code::Code;
 use crate::ids::{AllocationId, MappingId, SessionId, VramFrame};
+pub use crate::kind::{Kind, Message};
 
 /// Ranges in one `Map` or `Prefetch`.
 pub const RANGES_PER_REQUEST_MAX: usize = 1024;
@@ -14,50 +15,9 @@ pub const PAGES_PER_MAP_MAX: u32 = 65_536;
 /// Bytes of a client's name in `Hello`.
 pub const CLIENT_NAME_BYTES_MAX: usize = 64;
 
-/// Message kinds. Numbers are never reused; a retired one stays here with its name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[repr(u16)]
-pub enum Kind {
-    /// Client's first message: [`Hello`]. At most one descriptor: the event socket.
-    Hello = 1,
-    /// Daemon's answer: [`Welcome`].
-    Welcome = 2,
-    /// [`Allocate`].
-    Allocate = 16,
-    /// [`OpenFile`], with exactly one descriptor: the file.
-    OpenFile = 17,
-    /// [`Free`].
-    Free = 18,
-    /// [`Map`].
-    Map = 19,
-    /// [`Unmap`].
-    Unmap = 20,
-    /// [`Prefetch`].
-    Prefetch = 21,
-    /// [`Stat`].
-    Stat = 22,
-    /// [`Bye`].
-    Bye = 23,
-    /// [`Revoked`].
-    Revoked = 24,
-    /// [`Refused`].
-    Refused = 64,
-    /// [`Allocated`].
-    Allocated = 65,
-    /// [`Done`].
-    Done = 66,
-    /// [`Mapped`].
-    Mapped = 67,
-    /// [`Stats`].
-    Stats = 68,
-    /// [`Frames`], with one descriptor per frame.
-    Frames = 96,
-    /// [`Revoke`].
-    Revoke = 97,
-}
-
 /// Opens a session. Reply: [`Welcome`], or [`Refused`] with `VersionUnsupported` and the connection closes.
 #[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
+#[cfg_attr(test, derive(wincode::SchemaWrite, wincode::SchemaRead))]
 pub struct Hello {
     /// Lowest protocol version the client speaks.
     pub version_min: u16,
@@ -71,6 +31,7 @@ pub struct Hello {
 
 /// What kind of device backs the VRAM frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Encode, Decode)]
+#[cfg_attr(test, derive(wincode::SchemaWrite, wincode::SchemaRead))]
 pub enum DeviceKind {
     /// VRAM frames are memfds in host memory.
     Sim,
@@ -80,6 +41,7 @@ pub enum DeviceKind {
 
 /// The session is open.
 #[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
+#[cfg_attr(test, derive(wincode::SchemaWrite, wincode::SchemaRead))]
 pub struct Welcome {
     /// The version both sides speak from here on.
     pub version: u16,
@@ -103,6 +65,7 @@ pub struct Welcome {
 
 /// Reserves an anonymous allocation: starts as zeros, private to the session. Reply: [`Allocated`].
 #[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
+#[cfg_attr(test, derive(wincode::SchemaWrite, wincode::SchemaRead))]
 pub struct Allocate {
     /// Bytes, at least 1; rounded up to whole pages.
     pub size: u64,
@@ -111,6 +74,7 @@ pub struct Allocate {
 /// Allocates `length` bytes of a file from `offset` on, read-only. Carries the open file as its one descriptor;
 /// the daemon reads through that descriptor as it is (opened with `O_DIRECT` or not). Reply: [`Allocated`].
 #[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
+#[cfg_attr(test, derive(wincode::SchemaWrite, wincode::SchemaRead))]
 pub struct OpenFile {
     /// First byte, anywhere in the file.
     pub offset: u64,
@@ -120,6 +84,7 @@ pub struct OpenFile {
 
 /// An allocation exists.
 #[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
+#[cfg_attr(test, derive(wincode::SchemaWrite, wincode::SchemaRead))]
 pub struct Allocated {
     /// Its id.
     pub allocation: AllocationId,
@@ -129,6 +94,7 @@ pub struct Allocated {
 
 /// Gives an allocation up. Refused with `InUse` while a mapping holds any of its pages. Reply: [`Done`].
 #[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
+#[cfg_attr(test, derive(wincode::SchemaWrite, wincode::SchemaRead))]
 pub struct Free {
     /// Which.
     pub allocation: AllocationId,
@@ -136,6 +102,7 @@ pub struct Free {
 
 /// Consecutive pages of one allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Encode, Decode)]
+#[cfg_attr(test, derive(wincode::SchemaWrite, wincode::SchemaRead))]
 pub struct PageRange {
     /// Of which allocation.
     pub allocation: AllocationId,
@@ -147,6 +114,7 @@ pub struct PageRange {
 
 /// What a mapping is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Encode, Decode)]
+#[cfg_attr(test, derive(wincode::SchemaWrite, wincode::SchemaRead))]
 pub enum Access {
     /// Only reads. Writing through such a mapping is a client bug.
     Read,
@@ -158,6 +126,7 @@ pub enum Access {
 
 /// Asks for ranges in VRAM, all or nothing. Reply: [`Mapped`].
 #[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
+#[cfg_attr(test, derive(wincode::SchemaWrite, wincode::SchemaRead))]
 pub struct Map {
     /// At least 1, at most [`RANGES_PER_REQUEST_MAX`]; [`PAGES_PER_MAP_MAX`] pages in all.
     pub ranges: Vec<PageRange>,
@@ -169,6 +138,7 @@ pub struct Map {
 
 /// The ranges are in VRAM until `Unmap`.
 #[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
+#[cfg_attr(test, derive(wincode::SchemaWrite, wincode::SchemaRead))]
 pub struct Mapped {
     /// Its id.
     pub mapping: MappingId,
@@ -184,6 +154,7 @@ pub struct Mapped {
 
 /// Ends mappings; the client touches the pages no more. Reply: [`Done`].
 #[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
+#[cfg_attr(test, derive(wincode::SchemaWrite, wincode::SchemaRead))]
 pub struct Unmap {
     /// Which, at most [`RANGES_PER_REQUEST_MAX`].
     pub mappings: Vec<MappingId>,
@@ -191,6 +162,7 @@ pub struct Unmap {
 
 /// Says that these ranges will be mapped soon, in this order. Reply: [`Done`], at once.
 #[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
+#[cfg_attr(test, derive(wincode::SchemaWrite, wincode::SchemaRead))]
 pub struct Prefetch {
     /// At least 1, at most [`RANGES_PER_REQUEST_MAX`].
     pub ranges: Vec<PageRange>,
@@ -198,14 +170,17 @@ pub struct Prefetch {
 
 /// Asks for counters. Reply: [`Stats`].
 #[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
+#[cfg_attr(test, derive(wincode::SchemaWrite, wincode::SchemaRead))]
 pub struct Stat {}
 
 /// The client has unmapped and closed every frame it imported and will send nothing more. Reply: [`Done`].
 #[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
+#[cfg_attr(test, derive(wincode::SchemaWrite, wincode::SchemaRead))]
 pub struct Bye {}
 
 /// The client holds these frames no more: unmapped, closed. Answers the [`Revoke`] event. Reply: [`Done`].
 #[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
+#[cfg_attr(test, derive(wincode::SchemaWrite, wincode::SchemaRead))]
 pub struct Revoked {
     /// Which.
     pub frames: Vec<VramFrame>,
@@ -213,10 +188,12 @@ pub struct Revoked {
 
 /// The request succeeded and has nothing else to say.
 #[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
+#[cfg_attr(test, derive(wincode::SchemaWrite, wincode::SchemaRead))]
 pub struct Done {}
 
 /// The request failed. Nothing of it was done.
 #[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
+#[cfg_attr(test, derive(wincode::SchemaWrite, wincode::SchemaRead))]
 pub struct Refused {
     /// What kind of failure.
     pub code: Code,
@@ -235,6 +212,7 @@ pub struct Refused {
 /// Descriptors of frames that this client has not imported yet, in the order of `frames`. Sent before the
 /// [`Mapped`] that names them, with the same request id; more than one may come.
 #[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
+#[cfg_attr(test, derive(wincode::SchemaWrite, wincode::SchemaRead))]
 pub struct Frames {
     /// One per descriptor.
     pub frames: Vec<VramFrame>,
@@ -243,6 +221,7 @@ pub struct Frames {
 /// Event: the daemon needs these frames back. The client drains its work, unmaps and closes them, then sends
 /// [`Revoked`]. Only frames that no mapping of the client holds are asked for.
 #[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
+#[cfg_attr(test, derive(wincode::SchemaWrite, wincode::SchemaRead))]
 pub struct Revoke {
     /// Which.
     pub frames: Vec<VramFrame>,
@@ -250,6 +229,7 @@ pub struct Revoke {
 
 /// One tier's numbers, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Encode, Decode)]
+#[cfg_attr(test, derive(wincode::SchemaWrite, wincode::SchemaRead))]
 pub struct TierStats {
     /// Size.
     pub capacity: u64,
@@ -261,6 +241,7 @@ pub struct TierStats {
 
 /// One hop's numbers. Counted when a transfer completes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Encode, Decode)]
+#[cfg_attr(test, derive(wincode::SchemaWrite, wincode::SchemaRead))]
 pub struct HopStats {
     /// Pages moved.
     pub pages: u64,
@@ -272,6 +253,7 @@ pub struct HopStats {
 
 /// Counters since the daemon started, for all sessions together, or since `Hello` for one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Encode, Decode)]
+#[cfg_attr(test, derive(wincode::SchemaWrite, wincode::SchemaRead))]
 pub struct Counters {
     /// Model files to RAM.
     pub file_to_ram: HopStats,
@@ -313,6 +295,7 @@ pub struct Counters {
 
 /// Answer to [`Stat`].
 #[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
+#[cfg_attr(test, derive(wincode::SchemaWrite, wincode::SchemaRead))]
 pub struct Stats {
     /// VRAM tier.
     pub vram: TierStats,
