@@ -1,1 +1,281 @@
-//! Placeholder.
+//! What the daemon is told to be: sizes of its tiers, paths, limits.
+//!
+//! [`Settings`] are what one source says: the file, the environment, the flags. Sources are merged, resolved against
+//! the [`Host`] into a [`Config`], and that is validated. The rest of the daemon sees only a valid [`Config`].
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+pub use error::ConfigError;
+pub use host::Host;
+pub use settings::{Mode, Settings};
+pub use size::{Amount, Rate, Size, SizeError};
+
+mod error;
+mod host;
+mod settings;
+mod size;
+
+/// Smallest page: below it the per-page work costs more than the copy.
+pub const PAGE_SIZE_MIN: u64 = 64 << 10;
+/// Largest page: above it a frame is too coarse a unit to keep or drop.
+pub const PAGE_SIZE_MAX: u64 = 64 << 20;
+/// Fewest VRAM pages: one mapped, one arriving, one leaving, and one spare so that these never wait in a circle.
+pub const VRAM_PAGES_MIN: u64 = 4;
+/// Fewest RAM pages: each VRAM page may be on its way in while as many are on their way out.
+pub const RAM_PAGES_MIN: u64 = 8;
+/// Most pages a tier can have.
+pub const TIER_PAGES_MAX: u64 = 16 << 20;
+/// Longest path of a Unix socket: `sun_path` has 108 bytes, one of them the terminating zero.
+pub const SOCKET_PATH_BYTES_MAX: usize = 107;
+
+/// Which device holds the VRAM tier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum DeviceChoice {
+    /// A GPU if there is one that this version can use, else `sim`
+    Auto,
+    /// A CUDA GPU
+    Cuda,
+    /// VRAM simulated in host memory
+    Sim,
+}
+
+/// How files are read and written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum IoEngine {
+    /// io_uring if the kernel allows it, else threads
+    Auto,
+    /// io_uring, or fail to start
+    Uring,
+    /// Threads with plain reads and writes
+    Threads,
+}
+
+/// The speed of the sim device's copies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Link {
+    /// Bytes a second; as fast as memory goes if `None`.
+    pub bandwidth: Option<Rate>,
+    /// Added to each copy.
+    pub latency: Duration,
+}
+
+/// Bounds on what clients can make the daemon hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Open sessions.
+    pub sessions_max: u32,
+    /// Live allocations of a session.
+    pub allocations_max: u32,
+    /// Live mappings of a session.
+    pub mappings_max: u32,
+    /// Unanswered requests of a session.
+    pub requests_max: u32,
+    /// Pages of all allocations together.
+    pub pages_max: u32,
+    /// Longest wait that a `map` request may ask for.
+    pub map_wait_max: Duration,
+}
+
+/// A daemon's configuration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    /// Where clients connect.
+    pub socket: PathBuf,
+    /// The socket's permission bits.
+    pub socket_mode: u32,
+    /// Which device.
+    pub device: DeviceChoice,
+    /// VRAM tier; whole pages of it are used.
+    pub vram: Size,
+    /// RAM tier; whole pages of it are used. Each RAM frame takes 4 KiB more than its page.
+    pub ram: Size,
+    /// Spill; whole pages of it are used. `None`: as much as [`Config::nvme_size`] says.
+    pub nvme: Option<Size>,
+    /// Directory that the spill file is made in.
+    pub spill_dir: PathBuf,
+    /// Bytes of a page, a power of two.
+    pub page_size: u64,
+    /// Reads and writes in flight.
+    pub queue_depth: u32,
+    /// Threads that copy between RAM and VRAM on the sim device.
+    pub copy_threads: u32,
+    /// Speed of the sim device.
+    pub link: Link,
+    /// How files are read and written.
+    pub io: IoEngine,
+    /// Bounds on clients.
+    pub limits: Limits,
+}
+
+impl Config {
+    /// The defaults, with these paths.
+    #[must_use]
+    pub fn new(socket: PathBuf, spill_dir: PathBuf) -> Config {
+        Config {
+            socket,
+            socket_mode: 0o660,
+            device: DeviceChoice::Auto,
+            vram: Size::gib(1),
+            ram: Size::gib(1),
+            nvme: None,
+            spill_dir,
+            page_size: 2 << 20,
+            queue_depth: 8,
+            copy_threads: 1,
+            link: Link { bandwidth: None, latency: Duration::ZERO },
+            io: IoEngine::Auto,
+            limits: Limits {
+                sessions_max: 1024,
+                allocations_max: 1024,
+                mappings_max: 1024,
+                requests_max: 1024,
+                pages_max: 4 << 20,
+                map_wait_max: Duration::from_secs(60),
+            },
+        }
+    }
+
+    /// The defaults, then `file` if there is one, then `settings`, which hold environment and flags; validated.
+    ///
+    /// # Errors
+    /// The first thing that is wrong, with the fix.
+    pub fn load(
+        file: Option<&Path>,
+        settings: Settings,
+        host: &Host,
+    ) -> Result<Config, ConfigError> {
+        let below = file.map_or_else(|| Ok(Settings::default()), Settings::read)?;
+        let config = settings.over(below).resolve(host)?;
+        config.validate()?;
+        Ok(config)
+    }
+
+    /// Frames of the VRAM tier.
+    #[must_use]
+    pub fn vram_frames(&self) -> u32 {
+        self.pages(self.vram)
+    }
+
+    /// Frames of the RAM tier.
+    #[must_use]
+    pub fn ram_frames(&self) -> u32 {
+        self.pages(self.ram)
+    }
+
+    /// Size of the spill: as configured, else the part of VRAM that RAM can't take, in whole pages.
+    #[must_use]
+    pub fn nvme_size(&self) -> Size {
+        self.nvme.unwrap_or_else(|| {
+            let pages = self.vram_frames().saturating_sub(self.ram_frames());
+            Size::from_bytes(u64::from(pages) * self.page_size)
+        })
+    }
+
+    /// Slots of the spill.
+    #[must_use]
+    pub fn spill_slots(&self) -> u32 {
+        self.pages(self.nvme_size())
+    }
+
+    /// Whole pages in a size. Saturates; [`Config::validate`] refuses sizes that get near it.
+    fn pages(&self, size: Size) -> u32 {
+        u32::try_from(size.bytes() / self.page_size.max(1)).unwrap_or(u32::MAX)
+    }
+
+    /// Checks everything that can be checked without touching the system.
+    ///
+    /// # Errors
+    /// The first thing that is wrong, with numbers and the fix.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        if self.device == DeviceChoice::Cuda {
+            return Err(ConfigError::CudaMissing);
+        }
+        self.validate_page_size()?;
+        self.validate_tiers()?;
+        self.validate_numbers()?;
+        if !self.spill_dir.is_absolute() {
+            return Err(ConfigError::SpillDirRelative { path: self.spill_dir.clone() });
+        }
+        let bytes = self.socket.as_os_str().len();
+        if bytes > SOCKET_PATH_BYTES_MAX {
+            return Err(ConfigError::SocketPathLong { path: self.socket.clone(), bytes });
+        }
+        Ok(())
+    }
+
+    fn validate_page_size(&self) -> Result<(), ConfigError> {
+        let page_size = self.page_size;
+        if !(PAGE_SIZE_MIN..=PAGE_SIZE_MAX).contains(&page_size) {
+            return Err(ConfigError::PageSizeBounds { page_size: Size::from_bytes(page_size) });
+        }
+        if !page_size.is_power_of_two() {
+            let above = page_size.next_power_of_two();
+            return Err(ConfigError::PageSizePower {
+                page_size,
+                below: Size::from_bytes(above / 2),
+                above: Size::from_bytes(above),
+            });
+        }
+        Ok(())
+    }
+
+    fn validate_tiers(&self) -> Result<(), ConfigError> {
+        let nvme = self.nvme_size();
+        let page_size = Size::from_bytes(self.page_size);
+        for (tier, size, pages_min) in [
+            ("vram", self.vram, VRAM_PAGES_MIN),
+            ("ram", self.ram, RAM_PAGES_MIN),
+            ("nvme", nvme, 0),
+        ] {
+            let pages = size.bytes() / self.page_size;
+            if pages < pages_min {
+                let size_min = Size::from_bytes(pages_min * self.page_size);
+                return Err(ConfigError::TierSmall { tier, size, page_size, pages_min, size_min });
+            }
+            if pages > TIER_PAGES_MAX {
+                let size_max = Size::from_bytes(TIER_PAGES_MAX * self.page_size);
+                return Err(ConfigError::TierLarge { tier, size, page_size, size_max });
+            }
+        }
+        // The bounds above keep these sums far from overflow.
+        let (vram, ram) = (self.vram_frames(), self.ram_frames());
+        if vram > ram + self.spill_slots() {
+            let needed = |pages: u32| Size::from_bytes(u64::from(pages) * self.page_size);
+            return Err(ConfigError::NowhereToEvict {
+                vram: self.vram,
+                ram: self.ram,
+                nvme,
+                ram_min: needed(vram - self.spill_slots()),
+                nvme_min: needed(vram.saturating_sub(ram)),
+            });
+        }
+        Ok(())
+    }
+
+    fn validate_numbers(&self) -> Result<(), ConfigError> {
+        let limits = &self.limits;
+        for (key, value, min, max) in [
+            ("socket_mode", self.socket_mode, 0o600, 0o777),
+            ("queue_depth", self.queue_depth, 1, 4096),
+            ("copy_threads", self.copy_threads, 1, 64),
+            ("sessions_max", limits.sessions_max, 1, 65_536),
+            ("allocations_max", limits.allocations_max, 1, 1 << 20),
+            ("mappings_max", limits.mappings_max, 1, 1 << 20),
+            ("requests_max", limits.requests_max, 1, 65_536),
+            ("pages_max", limits.pages_max, 1, 64 << 20),
+        ] {
+            if !(min..=max).contains(&value) {
+                return Err(ConfigError::OutOfBounds { key, value, min, max });
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

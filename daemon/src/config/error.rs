@@ -1,0 +1,216 @@
+//! What can be wrong with a configuration. Each message says what and why; [`ConfigError::fix`] says what to do.
+
+use std::borrow::Cow;
+use std::path::PathBuf;
+
+use super::size::Size;
+use super::{PAGE_SIZE_MAX, PAGE_SIZE_MIN, SOCKET_PATH_BYTES_MAX};
+
+/// The configuration can't be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file could not be read.
+    #[error("cannot read the configuration file {}", path.display())]
+    Read {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The file is no TOML, or a value is not of its key's type.
+    #[error("{}:{line}: {}{message}", path.display(), key.as_ref().map(|key| format!("{key}: ")).unwrap_or_default())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Line, from 1 on.
+        line: usize,
+        /// The key whose value is wrong; `None` if the text is no TOML.
+        key: Option<String>,
+        /// What the parser says.
+        message: String,
+    },
+    /// The file has a key that does not exist.
+    #[error("{}:{line}: there is no setting `{key}`", path.display())]
+    UnknownKey {
+        /// Which file.
+        path: PathBuf,
+        /// Line, from 1 on.
+        line: usize,
+        /// As written.
+        key: String,
+        /// The setting that was probably meant.
+        nearest: Option<String>,
+    },
+    /// A setting has no default on this host.
+    #[error("there is no default for {key}: {why}")]
+    NoDefault {
+        /// Which setting.
+        key: &'static str,
+        /// What the default would be made of.
+        why: &'static str,
+    },
+    /// What a share is taken of can't be found out.
+    #[error("{key} is a share, but {of} can't be found out")]
+    ShareOfUnknown {
+        /// Which setting.
+        key: &'static str,
+        /// Of what.
+        of: &'static str,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// A share of the memory of a GPU that does not exist.
+    #[error("vram is a share, but the sim device has no memory of its own to take it of")]
+    ShareOfSim,
+    /// `device = "cuda"`.
+    #[error("device is cuda, but this version has no CUDA device yet")]
+    CudaMissing,
+    /// The page size is too small or too large.
+    #[error(
+        "page_size is {page_size}, outside of {} to {}",
+        Size::from_bytes(PAGE_SIZE_MIN),
+        Size::from_bytes(PAGE_SIZE_MAX)
+    )]
+    PageSizeBounds {
+        /// As configured.
+        page_size: Size,
+    },
+    /// The page size is no power of two.
+    #[error("page_size is {page_size} bytes, which is no power of two")]
+    PageSizePower {
+        /// As configured, bytes.
+        page_size: u64,
+        /// The next power of two below.
+        below: Size,
+        /// And above.
+        above: Size,
+    },
+    /// A tier has too few pages to move any.
+    #[error(
+        "{tier} is {size}, but needs at least {pages_min} pages of {page_size}: \
+         with fewer, the pages that arrive and leave can wait for one another for ever"
+    )]
+    TierSmall {
+        /// Which.
+        tier: &'static str,
+        /// As configured.
+        size: Size,
+        /// As configured.
+        page_size: Size,
+        /// Fewest pages.
+        pages_min: u64,
+        /// The same in bytes.
+        size_min: Size,
+    },
+    /// A tier has too many pages.
+    #[error("{tier} is {size}, but a tier has at most {size_max} with pages of {page_size}")]
+    TierLarge {
+        /// Which.
+        tier: &'static str,
+        /// As configured.
+        size: Size,
+        /// As configured.
+        page_size: Size,
+        /// Most bytes at this page size.
+        size_max: Size,
+    },
+    /// VRAM does not fit into the tiers below it.
+    #[error(
+        "vram ({vram}) is larger than ram ({ram}) and nvme ({nvme}) together: \
+         evicted pages would have nowhere to go"
+    )]
+    NowhereToEvict {
+        /// VRAM tier.
+        vram: Size,
+        /// RAM tier.
+        ram: Size,
+        /// Spill.
+        nvme: Size,
+        /// What RAM must be at least, if the spill stays.
+        ram_min: Size,
+        /// What the spill must be at least, if RAM stays.
+        nvme_min: Size,
+    },
+    /// A number is too small or too large.
+    #[error("{key} is {}, outside of {} to {}", number(key, *value), number(key, *min), number(key, *max))]
+    OutOfBounds {
+        /// Which setting.
+        key: &'static str,
+        /// As configured.
+        value: u32,
+        /// Least.
+        min: u32,
+        /// Most.
+        max: u32,
+    },
+    /// The spill directory's path is relative.
+    #[error("spill_dir is {}, a relative path: the spill would follow the working directory", path.display())]
+    SpillDirRelative {
+        /// As configured.
+        path: PathBuf,
+    },
+    /// The socket's path is longer than the kernel takes.
+    #[error("socket is a path of {bytes} bytes, but Unix sockets have at most {SOCKET_PATH_BYTES_MAX}: {}", path.display())]
+    SocketPathLong {
+        /// As configured.
+        path: PathBuf,
+        /// Its length.
+        bytes: usize,
+    },
+}
+
+impl ConfigError {
+    /// What to do about it.
+    #[must_use]
+    pub fn fix(&self) -> Cow<'static, str> {
+        match self {
+            ConfigError::Read { .. } => "give --config a file that this user can read".into(),
+            ConfigError::File { .. } => {
+                "correct that line; `lapisd --check` without --config prints a valid file".into()
+            }
+            ConfigError::UnknownKey { nearest: Some(nearest), .. } => {
+                format!("did you mean `{nearest}`?").into()
+            }
+            ConfigError::UnknownKey { nearest: None, .. } => {
+                "remove it; `lapisd --help` lists all settings".into()
+            }
+            ConfigError::NoDefault { key, .. } => {
+                format!("give --{}", key.replace('_', "-")).into()
+            }
+            ConfigError::ShareOfUnknown { key, .. } => {
+                format!("give {key} as a size, such as 8GiB").into()
+            }
+            ConfigError::ShareOfSim => "give vram as a size, such as 8GiB".into(),
+            ConfigError::CudaMissing => {
+                "use --device auto, or --device sim to simulate VRAM in host memory".into()
+            }
+            ConfigError::PageSizeBounds { .. } => "2MiB suits most devices".into(),
+            ConfigError::PageSizePower { below, above, .. } => {
+                format!("set page_size to {below} or {above}").into()
+            }
+            ConfigError::TierSmall { tier, size_min, .. } => {
+                format!("raise {tier} to at least {size_min}, or lower page_size").into()
+            }
+            ConfigError::TierLarge { tier, size_max, .. } => {
+                format!("raise page_size, or lower {tier} to at most {size_max}").into()
+            }
+            ConfigError::NowhereToEvict { ram_min, nvme_min, .. } => {
+                format!("raise ram to at least {ram_min}, or nvme to at least {nvme_min}").into()
+            }
+            ConfigError::OutOfBounds { key, min, max, .. } => {
+                format!("set {key} to {} to {}", number(key, *min), number(key, *max)).into()
+            }
+            ConfigError::SpillDirRelative { path } => {
+                format!("give the whole path, such as /var/cache/{}", path.display()).into()
+            }
+            ConfigError::SocketPathLong { .. } => {
+                "choose a shorter one, such as /run/lapis/lapis.sock".into()
+            }
+        }
+    }
+}
+
+/// Permission bits are octal, everything else decimal.
+fn number(key: &str, value: u32) -> String {
+    if key == "socket_mode" { format!("{value:04o}") } else { value.to_string() }
+}

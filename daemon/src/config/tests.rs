@@ -1,0 +1,244 @@
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::*;
+
+fn host() -> Host {
+    Host {
+        root: false,
+        runtime_dir: Some("/run/user/1000".into()),
+        cache_dir: Some("/home/ada/.cache".into()),
+        memory_available: || Ok(10 << 30),
+        disk_free: |_| Ok(1_000_000_000),
+    }
+}
+
+fn parse(text: &str) -> Result<Settings, ConfigError> {
+    Settings::parse(Path::new("/etc/lapis/lapisd.toml"), text)
+}
+
+fn config() -> Config {
+    Config::new("/run/lapis/lapis.sock".into(), "/var/cache/lapis".into())
+}
+
+/// The error's text and its fix.
+fn refusal(config: &Config) -> (String, String) {
+    let error = config.validate().expect_err("an invalid configuration");
+    (error.to_string(), error.fix().into_owned())
+}
+
+#[test]
+fn defaults_are_valid_and_as_documented() {
+    let config = Settings::default().resolve(&host()).unwrap();
+    config.validate().unwrap();
+    assert_eq!(config.socket, PathBuf::from("/run/user/1000/lapis.sock"));
+    assert_eq!(config.spill_dir, PathBuf::from("/home/ada/.cache/lapis"));
+    assert_eq!((config.vram_frames(), config.ram_frames(), config.spill_slots()), (512, 512, 0));
+    assert_eq!((config.page_size, config.queue_depth), (2_097_152, 8));
+}
+
+#[test]
+fn the_effective_configuration_is_a_file_that_reads_back() {
+    let text = "\
+socket = \"/run/user/1000/lapis.sock\"
+socket_mode = \"0600\"
+device = \"sim\"
+vram = \"24GiB\"
+ram = \"8GiB\"
+nvme = \"16GiB\"
+spill_dir = \"/nvme\"
+page_size = \"4MiB\"
+queue_depth = 32
+copy_threads = 2
+link_bandwidth = \"25GB/s\"
+link_latency_us = 10
+io = \"threads\"
+sessions_max = 1
+allocations_max = 2
+mappings_max = 3
+requests_max = 4
+pages_max = 5
+map_wait_max_s = 6
+";
+    let settings = parse(text).unwrap();
+    let config = settings.clone().resolve(&host()).unwrap();
+    config.validate().unwrap();
+    assert_eq!(config.link.latency, Duration::from_micros(10));
+    assert_eq!(config.limits.map_wait_max, Duration::from_secs(6));
+    assert_eq!(config.socket_mode, 0o600);
+    assert_eq!(Settings::from(&config).to_toml(), text);
+    assert_eq!(Settings::from(&config), settings);
+}
+
+#[test]
+fn upper_sources_win_key_by_key() {
+    let upper = parse("vram = \"2GiB\"").unwrap();
+    let lower = parse("vram = \"3GiB\"\nram = \"4GiB\"").unwrap();
+    let config = upper.over(lower).resolve(&host()).unwrap();
+    assert_eq!((config.vram, config.ram), (Size::gib(2), Size::gib(4)));
+}
+
+#[test]
+fn each_setting_is_merged() {
+    let all = Settings::from(&Config {
+        link: Link { bandwidth: Some(Rate::from_bytes_per_s(1)), latency: Duration::ZERO },
+        ..config()
+    });
+    assert_eq!(all.clone().over(Settings::default()), all);
+    assert_eq!(Settings::default().over(all.clone()), all);
+    let keys: Vec<String> =
+        all.to_toml().lines().map(|line| line.split(' ').next().unwrap().into()).collect();
+    assert_eq!(keys, Settings::keys());
+}
+
+#[test]
+fn shares_are_of_this_host() {
+    let settings = parse("ram = \"50%\"\nnvme = \"10%\"").unwrap();
+    let config = settings.resolve(&host()).unwrap();
+    assert_eq!(config.ram, Size::gib(5));
+    assert_eq!(config.nvme, Some(Size::from_bytes(100_000_000)));
+    let error = parse("vram = \"80%\"").unwrap().resolve(&host()).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "vram is a share, but the sim device has no memory of its own to take it of"
+    );
+}
+
+#[test]
+fn an_unknown_key_is_refused_with_its_line_and_what_was_meant() {
+    let error = parse("ram = \"1GiB\"\n\n# tier\nvrma = \"1GiB\"\n").unwrap_err();
+    assert_eq!(error.to_string(), "/etc/lapis/lapisd.toml:4: there is no setting `vrma`");
+    assert_eq!(error.fix(), "did you mean `vram`?");
+    let error = parse("page-size = \"1MiB\"").unwrap_err();
+    assert_eq!(error.fix(), "did you mean `page_size`?");
+    let error = parse("[metrics]\nlisten = \"::1\"").unwrap_err();
+    assert_eq!(error.to_string(), "/etc/lapis/lapisd.toml:1: there is no setting `metrics`");
+    assert_eq!(error.fix(), "remove it; `lapisd --help` lists all settings");
+}
+
+#[test]
+fn a_bad_value_is_refused_with_its_line_and_key() {
+    let message = |text: &str| parse(text).unwrap_err().to_string();
+    assert_eq!(
+        message("ram = \"1GiB\"\nvram = \"24G\""),
+        "/etc/lapis/lapisd.toml:2: vram: `G` is no unit; use GiB (1024 MiB) or GB (1000 MB)"
+    );
+    assert_eq!(
+        message("queue_depth = -1"),
+        "/etc/lapis/lapisd.toml:1: queue_depth: invalid value: integer `-1`, expected u32"
+    );
+    assert_eq!(
+        message("\ndevice = \"gpu\""),
+        "/etc/lapis/lapisd.toml:2: device: unknown variant `gpu`, expected one of `auto`, `cuda`, `sim`"
+    );
+    assert_eq!(
+        message("socket_mode = \"rw\""),
+        "/etc/lapis/lapisd.toml:1: socket_mode: `rw` is no octal mode; write it as \"0660\""
+    );
+    assert!(message("vram = \n").starts_with("/etc/lapis/lapisd.toml:1: "));
+    let error = parse("vram = \"1GiB\"\nvram = \"2GiB\"").unwrap_err();
+    assert!(matches!(error, ConfigError::File { line: 2, key: None, .. }), "{error}");
+}
+
+#[test]
+fn a_missing_file_is_named() {
+    let error = Settings::read(Path::new("/nowhere/lapisd.toml")).unwrap_err();
+    assert_eq!(error.to_string(), "cannot read the configuration file /nowhere/lapisd.toml");
+}
+
+#[test]
+fn defaults_that_do_not_exist_are_asked_for() {
+    let bare = Host { runtime_dir: None, cache_dir: None, ..host() };
+    let error = Settings::default().resolve(&bare).unwrap_err();
+    assert_eq!(error.fix(), "give --socket");
+    let socket = Settings { socket: Some("/tmp/s".into()), ..Settings::default() };
+    assert_eq!(socket.resolve(&bare).unwrap_err().fix(), "give --spill-dir");
+}
+
+#[test]
+fn cuda_is_refused_for_now() {
+    let (message, fix) = refusal(&Config { device: DeviceChoice::Cuda, ..config() });
+    assert_eq!(message, "device is cuda, but this version has no CUDA device yet");
+    assert_eq!(fix, "use --device auto, or --device sim to simulate VRAM in host memory");
+}
+
+#[test]
+fn page_sizes_are_powers_of_two_within_bounds() {
+    let (message, fix) = refusal(&Config { page_size: 3 << 20, ..config() });
+    assert_eq!(message, "page_size is 3145728 bytes, which is no power of two");
+    assert_eq!(fix, "set page_size to 2MiB or 4MiB");
+    let (message, _) = refusal(&Config { page_size: 32 << 10, ..config() });
+    assert_eq!(message, "page_size is 32KiB, outside of 64KiB to 64MiB");
+    let (message, _) = refusal(&Config { page_size: 128 << 20, ..config() });
+    assert_eq!(message, "page_size is 128MiB, outside of 64KiB to 64MiB");
+    for page_size in [64 << 10, 64 << 20] {
+        Config { page_size, ..config() }.validate().unwrap();
+    }
+}
+
+#[test]
+fn tiers_hold_a_handful_of_pages() {
+    let (message, fix) = refusal(&Config { vram: Size::mib(7), ..config() });
+    assert_eq!(
+        message,
+        "vram is 7MiB, but needs at least 4 pages of 2MiB: \
+         with fewer, the pages that arrive and leave can wait for one another for ever"
+    );
+    assert_eq!(fix, "raise vram to at least 8MiB, or lower page_size");
+    let (_, fix) = refusal(&Config { ram: Size::mib(15), ..config() });
+    assert_eq!(fix, "raise ram to at least 16MiB, or lower page_size");
+    Config { vram: Size::mib(8), ram: Size::mib(16), ..config() }.validate().unwrap();
+
+    let large = Config { vram: Size::gib(2 << 20), page_size: 64 << 10, ..config() };
+    let (message, fix) = refusal(&large);
+    assert_eq!(message, "vram is 2048TiB, but a tier has at most 1TiB with pages of 64KiB");
+    assert_eq!(fix, "raise page_size, or lower vram to at most 1TiB");
+}
+
+#[test]
+fn vram_fits_into_the_tiers_below() {
+    let small = Config { vram: Size::gib(3), nvme: Some(Size::mib(1025)), ..config() };
+    let (message, fix) = refusal(&small);
+    assert_eq!(
+        message,
+        "vram (3GiB) is larger than ram (1GiB) and nvme (1025MiB) together: \
+         evicted pages would have nowhere to go"
+    );
+    assert_eq!(fix, "raise ram to at least 2GiB, or nvme to at least 2GiB");
+    Config { nvme: Some(Size::gib(2)), ..small.clone() }.validate().unwrap();
+    Config { ram: Size::gib(2), ..small.clone() }.validate().unwrap();
+
+    let auto = Config { nvme: None, ..small };
+    auto.validate().unwrap();
+    assert_eq!(auto.nvme_size(), Size::gib(2));
+    let odd = Config { vram: Size::mib(27), ram: Size::mib(17), ..auto };
+    assert_eq!((odd.vram_frames(), odd.ram_frames(), odd.spill_slots()), (13, 8, 5));
+    odd.validate().unwrap();
+}
+
+#[test]
+fn numbers_have_bounds() {
+    let (message, fix) = refusal(&Config { queue_depth: 0, ..config() });
+    assert_eq!(message, "queue_depth is 0, outside of 1 to 4096");
+    assert_eq!(fix, "set queue_depth to 1 to 4096");
+    let (message, _) = refusal(&Config { socket_mode: 0o060, ..config() });
+    assert_eq!(message, "socket_mode is 0060, outside of 0600 to 0777");
+}
+
+#[test]
+fn paths_can_be_used() {
+    let (message, fix) = refusal(&Config { spill_dir: "spill".into(), ..config() });
+    assert_eq!(
+        message,
+        "spill_dir is spill, a relative path: the spill would follow the working directory"
+    );
+    assert_eq!(fix, "give the whole path, such as /var/cache/spill");
+    let long = PathBuf::from(format!("/{}", "s".repeat(107)));
+    let (message, _) = refusal(&Config { socket: long, ..config() });
+    assert!(
+        message
+            .starts_with("socket is a path of 108 bytes, but Unix sockets have at most 107: /ss")
+    );
+    let fits = PathBuf::from(format!("/{}", "s".repeat(106)));
+    Config { socket: fits, ..config() }.validate().unwrap();
+}
