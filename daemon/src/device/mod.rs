@@ -10,6 +10,7 @@ use lapis_proto::ids::VramFrame;
 use lapis_proto::message::DeviceKind;
 
 use crate::engine::ids::{RamFrame, Tag};
+use crate::sys::memory::MemoryError;
 
 pub mod sim;
 
@@ -61,6 +62,31 @@ pub enum DeviceFault {
         /// Why.
         source: nix::errno::Errno,
     },
+    /// The device could not be set up, before any frame: threads, addresses.
+    #[error("setting up the device: {call} failed: {source}")]
+    Setup {
+        /// The call that failed.
+        call: &'static str,
+        /// Why.
+        source: nix::errno::Errno,
+    },
+    /// The frames are more than a limit of the system allows.
+    #[error("{frames} VRAM frames need {limit} of {needed}, it is {found}: {fix}")]
+    Limit {
+        /// Frames asked for.
+        frames: u32,
+        /// The limit's name.
+        limit: &'static str,
+        /// What it would have to be.
+        needed: u64,
+        /// What it is.
+        found: u64,
+        /// What to do.
+        fix: &'static str,
+    },
+    /// The frames' memory cannot be had.
+    #[error("VRAM frames: {0}")]
+    Memory(#[from] MemoryError),
     /// The device is gone; no operation will succeed any more.
     #[error("the device is lost: {reason}")]
     Lost {

@@ -88,6 +88,12 @@ pub enum StoreFault {
         /// First byte asked for.
         offset: u64,
     },
+    /// What was passed as a model file is none: a directory, a pipe, a device.
+    #[error("the descriptor is not of a regular file: pass a regular file")]
+    NotRegular,
+    /// The file was opened for writing only.
+    #[error("the file is not open for reading: open it read-only and pass that descriptor")]
+    NotReadable,
     /// A spilled page came back different.
     #[error("checksum mismatch at byte {offset} of the spill")]
     Checksum {
