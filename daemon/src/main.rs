@@ -1,1 +1,187 @@
-fn main() {}
+//! `lapisd`, the Lapis daemon: reads the configuration, starts the log, runs the reactor until it is told to stop.
+
+use std::ffi::OsStr;
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::Parser;
+use lapisd::config::{Config, ConfigError, DeviceChoice, Host, Settings, Size};
+use tracing_subscriber::EnvFilter;
+
+/// The daemon failed while it ran or could not start.
+const EXIT_FAILURE: u8 = 1;
+/// The command line or the configuration can't be used; clap ends with the same.
+const EXIT_USAGE: u8 = 2;
+
+/// Gives client processes more GPU memory than the card has: VRAM, RAM and NVMe as one tiered store.
+///
+/// Settings come from the defaults, then the file, then the environment, then the flags; the last one wins. Sizes
+/// are numbers with a unit: KiB, MiB, GiB, TiB (powers of 1024) or kB, MB, GB, TB (powers of 1000); without one
+/// they are bytes.
+#[derive(Debug, Parser)]
+#[command(name = "lapisd", version, after_help = AFTER_HELP)]
+struct Cli {
+    /// Configuration file: TOML, the long flags' names with `_` for `-` as keys
+    #[arg(long, env = "LAPISD_CONFIG", value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Check the configuration, print what is in effect as TOML, and exit
+    #[arg(long)]
+    check: bool,
+    #[command(flatten)]
+    settings: Settings,
+}
+
+const AFTER_HELP: &str = "\
+Log: to standard error; LAPIS_LOG (else RUST_LOG) sets the level: error, warn, info (default), debug, trace, or one \
+per module.
+Signals: TERM and INT stop the daemon cleanly.
+Exit status: 0 stopped as told, 1 failure, 2 wrong usage or configuration.";
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match run(cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let config = error.downcast_ref::<ConfigError>();
+            let fix = config.map(|error| format!("\nfix: {}", error.fix())).unwrap_or_default();
+            // Nothing is left to tell that standard error is closed.
+            let _closed = writeln!(std::io::stderr(), "error: {error:#}{fix}");
+            ExitCode::from(if config.is_some() { EXIT_USAGE } else { EXIT_FAILURE })
+        }
+    }
+}
+
+fn run(cli: Cli) -> anyhow::Result<()> {
+    let config = Config::load(cli.config.as_deref(), cli.settings, &Host::of_process())?;
+    if cli.check {
+        let text = Settings::from(&config).to_toml();
+        return std::io::stdout()
+            .write_all(text.as_bytes())
+            .context("cannot print the configuration");
+    }
+    start_log()?;
+    for (variable, meant) in unknown_variables(std::env::vars_os().map(|(name, _)| name)) {
+        tracing::warn!("{variable} is ignored: no setting has that name{meant}");
+    }
+    announce(&config);
+    serve(&config)
+}
+
+fn serve(_config: &Config) -> anyhow::Result<()> {
+    anyhow::bail!("the reactor is not built yet")
+}
+
+fn start_log() -> anyhow::Result<()> {
+    let filter = ["LAPIS_LOG", "RUST_LOG"].iter().find_map(|name| std::env::var(name).ok());
+    let filter = filter.unwrap_or_else(|| "info".to_owned());
+    let filter = EnvFilter::try_new(&filter).with_context(|| {
+        format!("the log filter `{filter}` is not valid: use e.g. info or debug")
+    })?;
+    let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(colour)
+        .init();
+    Ok(())
+}
+
+/// What the daemon is going to be, for the log.
+fn announce(config: &Config) {
+    if config.device == DeviceChoice::Auto {
+        tracing::info!(
+            "device auto: VRAM is simulated in host memory, for this version has no CUDA device yet"
+        );
+    }
+    tracing::info!(
+        vram = %config.vram,
+        ram = %config.ram,
+        nvme = %config.nvme_size(),
+        page_size = %Size::from_bytes(config.page_size),
+        socket = %config.socket.display(),
+        spill_dir = %config.spill_dir.display(),
+        "lapisd {} starts", env!("CARGO_PKG_VERSION"),
+    );
+}
+
+/// Variables that look like settings and are none, each with what was probably meant.
+fn unknown_variables<N: AsRef<OsStr>>(names: impl Iterator<Item = N>) -> Vec<(String, String)> {
+    let known = Settings::keys();
+    let names = names.filter_map(|name| name.as_ref().to_str().map(str::to_owned));
+    names
+        .filter_map(|variable| {
+            let name = variable.strip_prefix("LAPISD_")?.to_lowercase();
+            if name == "config" || known.contains(&name) {
+                return None;
+            }
+            let meant = Settings::nearest_key(&name)
+                .map(|key| format!("; did you mean LAPISD_{}?", key.to_uppercase()))
+                .unwrap_or_default();
+            Some((variable, meant))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn flags_become_settings() {
+        let cli = Cli::try_parse_from([
+            "lapisd",
+            "--config",
+            "/etc/l.toml",
+            "--check",
+            "--vram",
+            "24GiB",
+            "--ram",
+            "50%",
+            "--page-size",
+            "4MiB",
+            "--device",
+            "sim",
+            "--socket-mode",
+            "0600",
+            "--link-bandwidth",
+            "25GB/s",
+        ])
+        .unwrap();
+        assert_eq!(cli.config, Some("/etc/l.toml".into()));
+        assert!(cli.check);
+        assert_eq!(
+            cli.settings.to_toml(),
+            "socket_mode = \"0600\"\ndevice = \"sim\"\nvram = \"24GiB\"\nram = \"50%\"\n\
+             page_size = \"4MiB\"\nlink_bandwidth = \"25GB/s\"\n"
+        );
+    }
+
+    #[test]
+    fn a_bad_size_is_refused_with_its_flag() {
+        let error = Cli::try_parse_from(["lapisd", "--vram", "24G"]).unwrap_err().to_string();
+        assert!(
+            error.contains("'--vram <SIZE>': `G` is no unit; use GiB (1024 MiB) or GB"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn misspelt_variables_are_noticed() {
+        let names = ["LAPISD_VRAM", "LAPISD_CONFIG", "LAPISD_VRM", "LAPISD_COLOURFUL", "PATH"];
+        assert_eq!(
+            unknown_variables(names.iter()),
+            [
+                ("LAPISD_VRM".to_owned(), "; did you mean LAPISD_VRAM?".to_owned()),
+                ("LAPISD_COLOURFUL".to_owned(), String::new()),
+            ]
+        );
+    }
+}

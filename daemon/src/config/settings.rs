@@ -115,7 +115,7 @@ impl Settings {
                     path: path.to_owned(),
                     line: line(Some(key.span())),
                     key: name.to_owned(),
-                    nearest: nearest(name, &known),
+                    nearest: Settings::nearest_key(name),
                 });
             }
         }
@@ -134,6 +134,15 @@ impl Settings {
     pub fn keys() -> Vec<String> {
         let command = <Settings as clap::Args>::augment_args(clap::Command::new("settings"));
         command.get_arguments().map(|argument| argument.get_id().to_string()).collect()
+    }
+
+    /// The setting whose name is least far from `name`, if it is near enough to be what was meant.
+    #[must_use]
+    pub fn nearest_key(name: &str) -> Option<String> {
+        let name = name.to_lowercase().replace('-', "_");
+        let keys = Settings::keys().into_iter();
+        let (distance, key) = keys.map(|key| (distance(&name, &key), key)).min()?;
+        (distance <= 2.max(name.len() / 3)).then_some(key)
     }
 
     /// These settings, and those of `lower` where these say nothing.
@@ -265,13 +274,6 @@ fn size_of(
             Err(source) => Err(ConfigError::ShareOfUnknown { key, of, source }),
         },
     }
-}
-
-/// The setting whose name is least far from `name`, if it is near enough to be what was meant.
-pub(super) fn nearest(name: &str, known: &[String]) -> Option<String> {
-    let name = name.to_lowercase().replace('-', "_");
-    let near = known.iter().map(|known| (distance(&name, known), known)).min()?;
-    (near.0 <= 2.max(name.len() / 3)).then(|| near.1.clone())
 }
 
 /// Insertions, deletions and replacements that make one text of another.
