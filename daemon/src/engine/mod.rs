@@ -1,4 +1,338 @@
 //! The engine: every decision, no I/O.
+//!
+//! It owns all state: sessions, allocations, pages, frames, waiting requests. [`Engine::apply`] is the only way in: it
+//! handles one event, then restores what must always hold (grant what can be granted, move what must move), and
+//! appends commands to an outbox. It has no clock (`now` is an argument), no randomness, no I/O and no locks, so a run
+//! replays exactly. Invariants: [`Engine::verify_invariants`].
 #![forbid(unsafe_code)]
 
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use lapis_proto::code::Code;
+use lapis_proto::message::{Counters, Refused, Stats, TierStats};
+
+use allocator::Allocation;
+use event::{Command, Event, Outbox, Reply, Request, TransferFault};
+use frames::{FreeSlots, VramFrames};
+use ids::{AllocationId, BackingId, MappingId, PageRef, RequestId, SessionId, Tag, VramFrame};
+use limits::Limits;
+use maps::{Mapping, PendingId, PendingMap};
+use page_table::{FileKey, PageTable};
+use session::Session;
+
+pub mod allocator;
+pub mod event;
+pub mod frames;
 pub mod ids;
+mod invariants;
+pub mod limits;
+pub mod maps;
+pub mod page;
+pub mod page_table;
+mod placement;
+pub mod policy;
+pub mod refusal;
+mod revocation;
+pub mod session;
+
+/// All state of the daemon that is not a socket, a file or a device.
+#[derive(Debug)]
+pub struct Engine {
+    limits: Limits,
+    sessions: BTreeMap<SessionId, Session>,
+    allocations: BTreeMap<AllocationId, Allocation>,
+    mappings: BTreeMap<MappingId, Mapping>,
+    files: BTreeMap<FileKey, BackingId>,
+    table: PageTable,
+    vram: VramFrames,
+    ram: FreeSlots,
+    slots: FreeSlots,
+    /// No writes to the spill before this time: the last one failed.
+    spill_rests_until: u64,
+    anonymous_pages: u64,
+
+    /// Maps that wait, by age.
+    pending: BTreeMap<PendingId, PendingMap>,
+    /// Those whose place in VRAM is not granted yet, in order.
+    queue: VecDeque<PendingId>,
+    /// Those that wait for a page.
+    page_waiters: BTreeMap<PageRef, Vec<PendingId>>,
+    deadlines: BTreeSet<(u64, PendingId)>,
+
+    /// Pages wanted in VRAM, in order: first those that maps wait for, then those prefetched.
+    fill_demand: VecDeque<PageRef>,
+    fill_prefetch: VecDeque<PageRef>,
+    /// Pages that have a VRAM frame and wait for a RAM frame.
+    read_demand: VecDeque<PageRef>,
+    read_prefetch: VecDeque<PageRef>,
+    transfers: BTreeMap<Tag, PageRef>,
+    reads: u32,
+    downs: u32,
+    outs: u32,
+    /// Frames asked back, with the time when they count as quarantined.
+    revoking: BTreeMap<VramFrame, u64>,
+
+    /// Maps whose last page has come, to be granted.
+    complete: Vec<PendingId>,
+    /// Fills under way for prefetches.
+    prefetches_moving: u32,
+    /// Orders prefetches; runs with the clock.
+    prefetch_tick: u64,
+    /// Page accesses so far; starts at 1 so that 0 can mean never.
+    clock: u64,
+    last_id: u64,
+    last_tag: u64,
+    counters: Counters,
+    device_lost: bool,
+}
+
+impl Engine {
+    /// An engine with nothing in it.
+    #[must_use]
+    pub fn new(limits: Limits) -> Self {
+        Self {
+            vram: VramFrames::new(limits.vram_frames),
+            ram: FreeSlots::new(limits.ram_frames),
+            slots: FreeSlots::new(limits.spill_slots),
+            limits,
+            sessions: BTreeMap::new(),
+            allocations: BTreeMap::new(),
+            mappings: BTreeMap::new(),
+            files: BTreeMap::new(),
+            table: PageTable::default(),
+            spill_rests_until: 0,
+            anonymous_pages: 0,
+            pending: BTreeMap::new(),
+            queue: VecDeque::new(),
+            page_waiters: BTreeMap::new(),
+            deadlines: BTreeSet::new(),
+            fill_demand: VecDeque::new(),
+            fill_prefetch: VecDeque::new(),
+            read_demand: VecDeque::new(),
+            read_prefetch: VecDeque::new(),
+            transfers: BTreeMap::new(),
+            reads: 0,
+            downs: 0,
+            outs: 0,
+            revoking: BTreeMap::new(),
+            complete: Vec::new(),
+            prefetches_moving: 0,
+            prefetch_tick: 0,
+            clock: 1,
+            last_id: 0,
+            last_tag: 0,
+            counters: Counters::default(),
+            device_lost: false,
+        }
+    }
+
+    /// Its bounds.
+    #[must_use]
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// Whether the device failed for good: the daemon should save what it can and restart.
+    #[must_use]
+    pub fn device_lost(&self) -> bool {
+        self.device_lost
+    }
+
+    /// When the next `Tick` is due, microseconds on the caller's clock.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<u64> {
+        let map = self.deadlines.first().map(|(deadline, _)| *deadline);
+        let revocation = self.revoking.values().min().copied();
+        let spill = (self.spill_rests_until > 0).then_some(self.spill_rests_until);
+        [map, revocation, spill].into_iter().flatten().min()
+    }
+
+    /// Open and lingering sessions.
+    #[must_use]
+    pub fn sessions_count(&self) -> usize {
+        self.sessions.len()
+    }
+
+    /// Handles one event at `now` (microseconds on a clock that never goes back), then does whatever has become
+    /// possible. Commands are appended to `outbox`.
+    pub fn apply(&mut self, event: Event, now: u64, outbox: &mut Outbox) {
+        match event {
+            Event::SessionOpened { session, domain } => {
+                let old = self.sessions.insert(session, Session::new(domain));
+                assert!(old.is_none(), "session ids are never reused");
+            }
+            Event::Request { session, request, body } => {
+                self.handle_request(session, request, body, now, outbox);
+            }
+            Event::SessionClosed { session } => self.handle_closed(session, outbox),
+            Event::ProcessDied { session } => self.handle_died(session, outbox),
+            Event::TransferDone { tag, result } => self.handle_transfer(tag, result, now, outbox),
+            Event::Tick => {}
+        }
+        if self.spill_rests_until <= now {
+            self.spill_rests_until = 0;
+        }
+        self.expire(now, outbox);
+        self.advance(now, outbox);
+    }
+
+    fn session(&self, id: SessionId) -> &Session {
+        self.sessions.get(&id).expect("the caller looked it up")
+    }
+
+    fn session_mut(&mut self, id: SessionId) -> &mut Session {
+        self.sessions.get_mut(&id).expect("the caller looked it up")
+    }
+
+    fn handle_request(
+        &mut self,
+        session: SessionId,
+        request: RequestId,
+        body: Request,
+        now: u64,
+        outbox: &mut Outbox,
+    ) {
+        if self.sessions.get(&session).is_none_or(|session| session.lingering) {
+            // Its connection is gone: nobody waits for the reply, but a file that came along must be closed.
+            if let Request::OpenFile { file, .. } = body {
+                outbox.push(Command::CloseFile(file));
+            }
+            return;
+        }
+        let refused_by_state = self.refuse_by_state(session, &body);
+        let result = match (refused_by_state, body) {
+            (Some(refused), body) => {
+                if let Request::OpenFile { file, .. } = body {
+                    outbox.push(Command::CloseFile(file));
+                }
+                Err(refused)
+            }
+            (None, Request::Allocate { size }) => self.allocate(session, size),
+            (None, Request::OpenFile { file, identity, offset, length }) => {
+                self.open_file(session, file, identity, (offset, length), outbox)
+            }
+            (None, Request::Free(id)) => self.free(session, id, outbox),
+            (None, Request::Map(map)) => match self.map(session, request, &map, now) {
+                Ok(()) => return,
+                Err(refused) => Err(refused),
+            },
+            (None, Request::Unmap(ids)) => self.unmap(session, &ids, outbox),
+            (None, Request::Prefetch(ranges)) => self.prefetch(session, &ranges),
+            (None, Request::Stat) => Ok(Reply::Stats(Box::new(self.stats(session)))),
+            (None, Request::Bye) => self.bye(session),
+            (None, Request::Revoked(frames)) => self.revoked(session, &frames),
+        };
+        let reply = result.unwrap_or_else(|refused| Reply::Refused(Box::new(refused)));
+        outbox.push(Command::Reply { session, request, reply });
+    }
+
+    fn refuse_by_state(&self, session: SessionId, body: &Request) -> Option<Refused> {
+        if self.session(session).said_bye {
+            return Some(refusal::plain(Code::BadRequest, "nothing may follow bye"));
+        }
+        let needs_device = matches!(
+            body,
+            Request::Allocate { .. }
+                | Request::OpenFile { .. }
+                | Request::Map(_)
+                | Request::Prefetch(_)
+        );
+        (needs_device && self.device_lost).then(|| {
+            let message = "the device is lost; reconnect once the daemon has restarted";
+            refusal::plain(Code::DeviceLost, message)
+        })
+    }
+
+    fn bye(&mut self, session: SessionId) -> Result<Reply, Refused> {
+        let state = self.session_mut(session);
+        if !state.mappings.is_empty() || state.waiting > 0 {
+            return Err(refusal::plain(
+                Code::InUse,
+                "the session still has mappings: unmap them before bye",
+            ));
+        }
+        state.said_bye = true;
+        state.forget_all();
+        self.recheck_revoking();
+        Ok(Reply::Done)
+    }
+
+    fn handle_closed(&mut self, id: SessionId, outbox: &mut Outbox) {
+        if !self.sessions.contains_key(&id) {
+            return;
+        }
+        let waiting: Vec<_> = self
+            .pending
+            .iter()
+            .filter(|(_, pending)| pending.session == id)
+            .map(|(pending, _)| *pending)
+            .collect();
+        for pending in waiting {
+            self.abandon(pending, outbox);
+        }
+        let allocations = self.session(id).allocations.clone();
+        for allocation in allocations {
+            self.release_allocation(allocation, outbox);
+        }
+        let session = self.session_mut(id);
+        session.lingering = true;
+        if session.said_bye {
+            self.handle_died(id, outbox);
+        }
+    }
+
+    fn handle_died(&mut self, id: SessionId, outbox: &mut Outbox) {
+        if self.sessions.get(&id).is_some_and(|session| !session.lingering) {
+            self.handle_closed(id, outbox);
+        }
+        let Some(session) = self.sessions.get(&id) else { return };
+        for mapping in session.mappings.clone() {
+            self.end_mapping(mapping, outbox);
+        }
+        self.sessions.remove(&id);
+        self.recheck_revoking();
+    }
+
+    fn handle_transfer(
+        &mut self,
+        tag: Tag,
+        result: Result<u64, TransferFault>,
+        now: u64,
+        outbox: &mut Outbox,
+    ) {
+        let at = self.transfers.remove(&tag).expect("each transfer ends once");
+        match result {
+            Ok(checksum) => self.hop_succeeded(at, checksum, outbox),
+            Err(fault) => self.hop_failed(at, &fault, now, outbox),
+        }
+        self.page_settled(at, outbox);
+    }
+
+    fn stats(&self, session: SessionId) -> Stats {
+        let page = self.limits.page_size;
+        let bytes = |pages: u32| u64::from(pages) * page;
+        let tier = |capacity: u32, free: u32, pinned: u32| TierStats {
+            capacity: bytes(capacity),
+            used: bytes(capacity - free),
+            pinned: bytes(pinned),
+        };
+        let moving = self.reads + self.downs + self.outs;
+        let revoking = self.vram.revoking_count();
+        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        Stats {
+            vram: tier(self.vram.capacity(), self.vram.free() + revoking, self.table.pinned),
+            ram: tier(self.ram.capacity(), self.ram.free(), moving),
+            nvme: tier(self.slots.capacity(), self.slots.free(), self.outs),
+            total: self.counters,
+            session: self.session(session).counters,
+            sessions: count(self.sessions.len()),
+            allocations: count(self.allocations.len()),
+            mappings: count(self.mappings.len()),
+            quarantined_frames: revoking,
+            metadata_bytes: self.table.metadata_bytes(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,194 @@
+//! What must hold after every event, checked in full. For tests: it walks everything.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::Engine;
+use super::ids::{PageRef, VramFrame};
+use super::page::{Motion, Page, RamClass, VramClass};
+
+impl Engine {
+    /// Checks every invariant.
+    ///
+    /// # Panics
+    /// With the invariant that doesn't hold.
+    pub fn verify_invariants(&self) {
+        self.verify_frames();
+        self.verify_pins();
+        self.verify_maps();
+        self.verify_allocations();
+    }
+
+    fn all_pages(&self) -> impl Iterator<Item = (PageRef, &Page, bool)> {
+        self.table.iter().flat_map(move |(id, backing)| {
+            (0..backing.len()).map(move |index| {
+                let at = PageRef { backing: id, index };
+                (at, self.table.page(at), backing.file_backed())
+            })
+        })
+    }
+
+    /// Every frame of every tier is exactly one of: free, a page's copy, a hop's target, being revoked.
+    fn verify_frames(&self) {
+        let mut vram: BTreeMap<VramFrame, &str> = BTreeMap::new();
+        let mut ram: BTreeSet<u32> = BTreeSet::new();
+        let mut slots: BTreeSet<u32> = BTreeSet::new();
+        let mut claim = |frame: VramFrame, by: &'static str| {
+            let old = vram.insert(frame, by);
+            assert!(old.is_none(), "{frame:?} is {old:?} and {by}");
+        };
+        self.vram.iter().for_each(|frame| claim(frame, "free"));
+        self.vram.revoking().for_each(|frame| claim(frame, "revoking"));
+        ram.extend(self.ram.iter());
+        assert_eq!(ram.len(), self.ram.free() as usize, "a RAM frame is free twice");
+        slots.extend(self.slots.iter());
+        assert_eq!(slots.len(), self.slots.free() as usize, "a slot is free twice");
+        let (mut reads, mut downs, mut outs, mut moving) = (0, 0, 0, 0);
+        let mut prefetches = 0;
+        for (at, page, _) in self.all_pages() {
+            prefetches += u32::from(page.filled_by_prefetch);
+            page.vram.into_iter().for_each(|frame| claim(frame, "a copy"));
+            let mut ram_frame = |frame: super::ids::RamFrame| {
+                assert!(ram.insert(frame.0), "{frame:?} of {at:?} is used twice");
+            };
+            page.ram.into_iter().for_each(&mut ram_frame);
+            if let Some(slot) = page.slot {
+                assert!(slots.insert(slot.0), "{slot:?} of {at:?} is used twice");
+            }
+            moving += u32::from(!matches!(page.motion, Motion::Still | Motion::NeedRam { .. }));
+            match page.motion {
+                Motion::Still => {}
+                Motion::NeedRam { target } => claim(target, "waiting for RAM"),
+                Motion::Up { target } => {
+                    claim(target, "going up");
+                    assert!(page.ram.is_some(), "{at:?} goes up from nowhere");
+                }
+                Motion::Zero { target } => claim(target, "being zeroed"),
+                Motion::Reading { target, ram } => {
+                    claim(target, "being read");
+                    ram_frame(ram);
+                    reads += 1;
+                }
+                Motion::Down { ram } => {
+                    assert!(page.vram.is_some(), "{at:?} goes down from nowhere");
+                    ram_frame(ram);
+                    downs += 1;
+                }
+                Motion::Out { slot } => {
+                    assert!(page.ram.is_some(), "{at:?} goes out from nowhere");
+                    assert!(slots.insert(slot.0), "{slot:?} of {at:?} is used twice");
+                    outs += 1;
+                }
+            }
+        }
+        assert_eq!(vram.len(), self.vram.capacity() as usize, "a VRAM frame is lost");
+        assert_eq!(ram.len(), self.ram.capacity() as usize, "a RAM frame is lost");
+        assert_eq!(slots.len(), self.slots.capacity() as usize, "a slot is lost");
+        assert_eq!((reads, downs, outs), (self.reads, self.downs, self.outs));
+        assert_eq!(moving as usize, self.transfers.len(), "a hop without a transfer");
+        assert_eq!(prefetches, self.prefetches_moving, "prefetches under way");
+    }
+
+    /// Pins are those of the mappings and of the admitted maps; the orders hold what they should.
+    fn verify_pins(&self) {
+        let mut pins: BTreeMap<PageRef, u32> = BTreeMap::new();
+        let admitted = self.pending.values().filter(|map| map.admitted).map(|map| &map.spans);
+        for spans in self.mappings.values().map(|map| &map.spans).chain(admitted) {
+            for at in spans.iter().flat_map(|span| span.pages()) {
+                *pins.entry(at).or_default() += 1;
+            }
+        }
+        let cap = self.limits.mapped_pages_max();
+        assert_eq!(pins.len(), self.table.pinned as usize, "pinned pages");
+        assert!(self.table.pinned <= cap, "{} pages are pinned of {cap}", self.table.pinned);
+        let mut in_orders = [0usize; 5];
+        for (at, page, file_backed) in self.all_pages() {
+            assert_eq!(page.pins, pins.get(&at).copied().unwrap_or(0), "pins of {at:?}");
+            assert_eq!(page.vram_class, page.class_in_vram(), "order of {at:?} in VRAM");
+            assert_eq!(page.ram_class, page.class_in_ram(file_backed), "order of {at:?} in RAM");
+            match page.vram_class {
+                VramClass::None => {}
+                VramClass::Evictable => {
+                    in_orders[0] += 1;
+                    assert!(self.table.evictable.contains(page.next_use, at), "{at:?}");
+                }
+                VramClass::Protected => {
+                    in_orders[1] += 1;
+                    assert!(self.table.protected.contains(page.prefetched_at, at), "{at:?}");
+                }
+            }
+            match page.ram_class {
+                RamClass::None => {}
+                RamClass::Duplicate => in_orders[2] += 1,
+                RamClass::Clean => in_orders[3] += 1,
+                RamClass::Sole => in_orders[4] += 1,
+            }
+            if page.needs_fill() {
+                let queued = self.fill_demand.contains(&at) || self.fill_prefetch.contains(&at);
+                assert!(queued, "{at:?} is wanted and in no queue: {page:?}");
+                assert!(
+                    page.pins == 0 || self.fill_demand.contains(&at),
+                    "{at:?} waits behind prefetches"
+                );
+            }
+        }
+        let table = &self.table;
+        let orders = [
+            &table.evictable,
+            &table.protected,
+            &table.ram_duplicate,
+            &table.ram_clean,
+            &table.ram_sole,
+        ];
+        assert_eq!(in_orders, orders.map(super::policy::next_use::NextUse::len), "orders");
+    }
+
+    /// Maps that wait have what they wait for; granted ones have all their pages.
+    fn verify_maps(&self) {
+        for (id, map) in &self.pending {
+            assert!(self.deadlines.contains(&(map.deadline_us, *id)), "{id:?} never times out");
+            assert_ne!(map.admitted, self.queue.contains(id), "{id:?} is admitted or queued");
+            let waits = self.page_waiters.values().flatten().filter(|waiter| *waiter == id);
+            assert_eq!(map.missing as usize, waits.count(), "missing pages of {id:?}");
+            assert!(!map.admitted || map.missing > 0, "{id:?} is complete and not granted");
+        }
+        assert_eq!(self.deadlines.len(), self.pending.len());
+        assert!(self.complete.is_empty(), "complete maps are granted at once");
+        for mapping in self.mappings.values() {
+            for at in mapping.spans.iter().flat_map(|span| span.pages()) {
+                assert!(self.table.page(at).vram.is_some(), "{at:?} is mapped and not in VRAM");
+            }
+        }
+        for (id, session) in &self.sessions {
+            let waiting = self.pending.values().filter(|map| map.session == *id).count();
+            assert_eq!(session.waiting as usize, waiting, "maps that {id:?} waits for");
+            for mapping in &session.mappings {
+                assert_eq!(self.mappings[mapping].session, *id);
+            }
+        }
+    }
+
+    /// No overcommit; reference counts are right; nothing is kept that nobody refers to.
+    fn verify_allocations(&self) {
+        let mut references: BTreeMap<_, u32> = BTreeMap::new();
+        for (id, allocation) in &self.allocations {
+            *references.entry(allocation.backing).or_default() += 1;
+            let spans = self.mappings.values().filter(|map| map.session == allocation.session);
+            let spans = spans.flat_map(|map| &map.spans);
+            let pending = self.pending.values().flat_map(|map| &map.spans);
+            let mapped = spans.chain(pending).filter(|span| span.allocation == *id).count();
+            assert_eq!(allocation.mapped as usize, mapped, "mappings of {id:?}");
+            assert!(self.sessions[&allocation.session].allocations.contains(id));
+        }
+        let (mut anonymous, mut pages) = (0, 0);
+        for (id, backing) in self.table.iter() {
+            let expected = references.get(&id).copied().unwrap_or(0);
+            assert_eq!(backing.references, expected, "references of {id:?}");
+            assert!(expected > 0 || backing.busy > 0, "{id:?} is kept for nobody");
+            anonymous += if backing.file_backed() { 0 } else { u64::from(backing.len()) };
+            pages += u64::from(backing.len());
+        }
+        assert_eq!(anonymous, self.anonymous_pages);
+        assert_eq!(pages, self.table.pages);
+        assert!(anonymous <= self.limits.anonymous_pages_max(), "overcommitted");
+    }
+}

@@ -1,0 +1,91 @@
+//! Every bound of the engine, in one place.
+
+/// RAM frames that only a page leaving VRAM may take, so that VRAM can always be emptied.
+pub const RAM_RESERVE_MAX: u32 = 8;
+/// Pages that one session may have queued for prefetch; later hints are dropped.
+pub const PREFETCH_PAGES_MAX: usize = 65_536;
+/// Accesses, as a multiple of the VRAM tier, after which an unused prefetched page is protected no more.
+pub const PREFETCH_EXPIRES_AFTER_TIERS: u64 = 4;
+/// Microseconds that a client has to give a frame back before it counts as quarantined.
+pub const REVOKE_WAIT_US: u64 = 2_000_000;
+/// Microseconds without writes to the spill after one failed.
+pub const SPILL_REST_US: u64 = 1_000_000;
+/// Longest wait that a map may ask for, microseconds.
+pub const MAP_WAIT_US_MAX: u64 = 600_000_000;
+
+/// Sizes and bounds that the configuration sets.
+#[derive(Debug, Clone)]
+pub struct Limits {
+    /// Bytes of a page, a power of two.
+    pub page_size: u64,
+    /// VRAM frames.
+    pub vram_frames: u32,
+    /// RAM frames.
+    pub ram_frames: u32,
+    /// Spill slots; 0: no spill.
+    pub spill_slots: u32,
+    /// Reads in flight, and likewise writes, and pages leaving VRAM.
+    pub depth: u32,
+    /// Open sessions.
+    pub sessions_max: u32,
+    /// Allocations of one session.
+    pub allocations_per_session_max: u32,
+    /// Mappings of one session, granted or waited for.
+    pub mappings_per_session_max: u32,
+    /// Pages of all allocations together: bounds the metadata.
+    pub pages_max: u64,
+}
+
+impl Limits {
+    /// Small limits for tests.
+    #[must_use]
+    pub fn small(vram_frames: u32, ram_frames: u32, spill_slots: u32) -> Self {
+        Self {
+            page_size: 4096,
+            vram_frames,
+            ram_frames,
+            spill_slots,
+            depth: 4,
+            sessions_max: 64,
+            allocations_per_session_max: 64,
+            mappings_per_session_max: 64,
+            pages_max: 1 << 20,
+        }
+    }
+
+    /// Pages that mappings of all sessions may hold at once: a sixteenth of VRAM, at least one frame, stays free
+    /// to move others through.
+    #[must_use]
+    pub fn mapped_pages_max(&self) -> u32 {
+        self.vram_frames.saturating_sub((self.vram_frames / 16).max(1))
+    }
+
+    /// RAM frames that only a page leaving VRAM may take.
+    #[must_use]
+    pub fn ram_reserve(&self) -> u32 {
+        (self.ram_frames / 4).clamp(1, RAM_RESERVE_MAX)
+    }
+
+    /// Pages that anonymous allocations may have: what RAM and the spill hold when VRAM holds nothing.
+    #[must_use]
+    pub fn anonymous_pages_max(&self) -> u64 {
+        u64::from(self.ram_frames.saturating_sub(self.ram_reserve())) + u64::from(self.spill_slots)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounds_leave_room_to_move() {
+        let limits = Limits::small(8, 16, 0);
+        assert_eq!(limits.mapped_pages_max(), 7);
+        assert_eq!(limits.ram_reserve(), 4);
+        assert_eq!(limits.anonymous_pages_max(), 12);
+        let large = Limits::small(256, 1024, 100);
+        assert_eq!(large.mapped_pages_max(), 240);
+        assert_eq!(large.ram_reserve(), 8);
+        assert_eq!(large.anonymous_pages_max(), 1116);
+    }
+}

@@ -1,0 +1,524 @@
+//! Mappings: from a request that waits to a range pinned in VRAM and back.
+//!
+//! A map is all-or-nothing and first come, first served. *Admission* pins all its pages, under a cap below the tier's
+//! size: so the pages of all admitted maps fit in VRAM together and each of them will be filled, whoever else waits.
+//! Then its missing pages are filled in any order; when the last one is there it is *granted*.
+
+use lapis_proto::code::Code;
+use lapis_proto::message::{
+    Access, Map, Mapped, PAGES_PER_MAP_MAX, PageRange, RANGES_PER_REQUEST_MAX, Refused,
+};
+
+use super::Engine;
+use super::allocator::Span;
+use super::event::{Command, Outbox, Reply, TransferFault};
+use super::ids::{MappingId, PageRef, RequestId, SessionId, VramFrame};
+use super::limits::{MAP_WAIT_US_MAX, PREFETCH_PAGES_MAX};
+use super::page::Motion;
+use super::policy::next_use::predict;
+use super::refusal;
+
+/// A map that waits; ids are given in order of arrival.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PendingId(pub u64);
+
+/// A map that waits.
+#[derive(Debug)]
+pub struct PendingMap {
+    /// Whose.
+    pub session: SessionId,
+    /// Which reply it is owed.
+    pub request: RequestId,
+    /// What it asks for.
+    pub spans: Vec<Span>,
+    /// For what.
+    pub access: Access,
+    /// When it came, microseconds.
+    pub arrived_us: u64,
+    /// When it is refused, microseconds.
+    pub deadline_us: u64,
+    /// Its pages are pinned.
+    pub admitted: bool,
+    /// Pages that are not ready, each as often as it is asked for.
+    pub missing: u32,
+    hits_vram: u32,
+    hits_ram: u32,
+}
+
+/// A granted map.
+#[derive(Debug)]
+pub struct Mapping {
+    /// Whose.
+    pub session: SessionId,
+    /// What it holds.
+    pub spans: Vec<Span>,
+}
+
+fn writes(access: Access) -> bool {
+    match access {
+        Access::Read => false,
+        Access::Write | Access::Overwrite => true,
+    }
+}
+
+/// Pages asked for, counting one that is asked for twice once.
+fn distinct_pages(spans: &[Span]) -> u64 {
+    let mut sorted: Vec<_> =
+        spans.iter().map(|s| (s.backing, s.first, s.first + s.count)).collect();
+    sorted.sort_unstable();
+    let mut reached = None;
+    let mut distinct = 0;
+    for (backing, first, end) in sorted {
+        let from = match reached {
+            Some((last, to)) if last == backing => first.max(to),
+            _ => first,
+        };
+        let to = end.max(from);
+        distinct += u64::from(to - from);
+        reached = Some((backing, to));
+    }
+    distinct
+}
+
+impl Engine {
+    pub(super) fn map(
+        &mut self,
+        session: SessionId,
+        request: RequestId,
+        map: &Map,
+        now: u64,
+    ) -> Result<(), Refused> {
+        check_ranges(&map.ranges)?;
+        let spans = self.resolve(session, &map.ranges)?;
+        let access = map.access;
+        let read_only = spans.iter().find(|span| self.table.backing(span.backing).file_backed());
+        if let (true, Some(span)) = (writes(access), read_only) {
+            let message = "a file-backed allocation can be mapped for reading only";
+            return Err(Refused {
+                object: span.allocation.0,
+                ..refusal::plain(Code::ReadOnly, message)
+            });
+        }
+        let state = self.session(session);
+        let held = state.mappings.len() as u64 + u64::from(state.waiting);
+        let limit = u64::from(self.limits.mappings_per_session_max);
+        if held >= limit {
+            return Err(refusal::too_many("this session's mapping", held, limit));
+        }
+        let asked = distinct_pages(&spans);
+        let cap = self.limits.mapped_pages_max();
+        if asked > u64::from(cap) {
+            return Err(refusal::over_capacity(asked, cap));
+        }
+        let new_pins = self.new_pins(&spans);
+        let fits = new_pins == 0 || (self.queue.is_empty() && self.has_room_for(new_pins));
+        if map.wait_us == 0 && !fits {
+            return Err(refusal::timed_out(asked, self.table.pinned, cap, "room, with no wait"));
+        }
+        self.wait_for(session, request, spans, access, now, map.wait_us, fits);
+        Ok(())
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "the fields of the request, used once")]
+    fn wait_for(
+        &mut self,
+        session: SessionId,
+        request: RequestId,
+        spans: Vec<Span>,
+        access: Access,
+        now: u64,
+        wait_us: u64,
+        fits: bool,
+    ) {
+        for span in &spans {
+            self.allocations.get_mut(&span.allocation).expect("resolved").mapped += 1;
+        }
+        self.session_mut(session).waiting += 1;
+        self.last_id += 1;
+        let id = PendingId(self.last_id);
+        // With no wait for room granted there is still the wait for the bytes.
+        let wait = if wait_us == 0 { MAP_WAIT_US_MAX } else { wait_us.min(MAP_WAIT_US_MAX) };
+        let deadline_us = now.saturating_add(wait);
+        self.deadlines.insert((deadline_us, id));
+        let pending = PendingMap {
+            session,
+            request,
+            spans,
+            access,
+            arrived_us: now,
+            deadline_us,
+            admitted: false,
+            missing: 0,
+            hits_vram: 0,
+            hits_ram: 0,
+        };
+        self.pending.insert(id, pending);
+        if fits {
+            self.admit(id);
+        } else {
+            self.queue.push_back(id);
+        }
+    }
+
+    fn new_pins(&self, spans: &[Span]) -> u32 {
+        let unpinned = |page: &PageRef| self.table.page(*page).pins == 0;
+        if let [span] = spans {
+            let count = span.pages().filter(unpinned).count();
+            return u32::try_from(count).expect("bounded by PAGES_PER_MAP_MAX");
+        }
+        let mut pages: Vec<_> = spans.iter().flat_map(|s| s.pages()).filter(unpinned).collect();
+        pages.sort_unstable();
+        pages.dedup();
+        u32::try_from(pages.len()).expect("bounded by PAGES_PER_MAP_MAX")
+    }
+
+    fn has_room_for(&self, new_pins: u32) -> bool {
+        let taken = self.table.pinned + self.vram.revoking_count();
+        taken + new_pins <= self.limits.mapped_pages_max()
+    }
+
+    /// Admits from the head of the queue while there is room.
+    pub(super) fn admit_queued(&mut self) {
+        while let Some(id) = self.queue.front().copied() {
+            let new_pins = self.new_pins(&self.pending[&id].spans);
+            if !self.has_room_for(new_pins) {
+                break;
+            }
+            self.queue.pop_front();
+            self.admit(id);
+        }
+    }
+
+    fn admit(&mut self, id: PendingId) {
+        let mut pending = self.pending.remove(&id).expect("queued maps are pending");
+        pending.admitted = true;
+        let write = writes(pending.access);
+        let spans = std::mem::take(&mut pending.spans);
+        for at in spans.iter().flat_map(|span| span.pages()) {
+            self.count_use(&mut pending, at);
+            self.pin_for_use(at);
+            if !self.table.page(at).ready(write) {
+                pending.missing += 1;
+                self.page_waiters.entry(at).or_default().push(id);
+                self.want(at);
+            }
+        }
+        if pending.missing == 0 {
+            self.complete.push(id);
+        }
+        pending.spans = spans;
+        self.pending.insert(id, pending);
+    }
+
+    fn count_use(&mut self, pending: &mut PendingMap, at: PageRef) {
+        let file_backed = self.table.backing(at.backing).file_backed();
+        let page = self.table.page(at);
+        let counters = [&mut self.counters];
+        let session = self.sessions.get_mut(&pending.session).map(|session| &mut session.counters);
+        for counters in counters.into_iter().chain(session) {
+            if page.vram.is_some() {
+                counters.hits_vram += 1;
+            } else if page.ram.is_some() {
+                counters.hits_ram += 1;
+            } else if file_backed || page.slot.is_some() {
+                counters.misses += 1;
+            } else {
+                counters.zero_fills += 1;
+            }
+            if page.prefetched && page.fetched {
+                counters.prefetch_useful += 1;
+            } else if page.prefetched && page.vram.is_none() {
+                counters.prefetch_late += 1;
+            }
+        }
+        pending.hits_vram += u32::from(page.vram.is_some());
+        pending.hits_ram += u32::from(page.vram.is_none() && page.ram.is_some());
+    }
+
+    fn pin_for_use(&mut self, at: PageRef) {
+        self.clock += 1;
+        let clock = self.clock;
+        let pages = self.table.backing(at.backing).len();
+        self.table.update(at, |page| {
+            page.pins += 1;
+            page.retained = page.vram.is_some() && !page.fetched;
+            page.fetched = false;
+            page.prefetched = false;
+            page.next_use = predict(page.last_use, clock, pages);
+            page.last_use = clock;
+        });
+    }
+
+    /// Puts a page in line to be filled, unless something is filling it.
+    fn want(&mut self, at: PageRef) {
+        let page = self.table.page(at);
+        if page.needs_fill() {
+            self.fill_demand.push_back(at);
+        } else if let Motion::NeedRam { .. } = page.motion {
+            self.read_demand.push_back(at);
+        }
+    }
+
+    /// Grants what has become complete.
+    pub(super) fn grant_complete(&mut self, now: u64, outbox: &mut Outbox) {
+        for id in std::mem::take(&mut self.complete) {
+            if self.pending.get(&id).is_some_and(|pending| pending.missing == 0) {
+                self.grant(id, now, outbox);
+            }
+        }
+    }
+
+    fn grant(&mut self, id: PendingId, now: u64, outbox: &mut Outbox) {
+        let pending = self.pending.remove(&id).expect("complete maps are pending");
+        self.deadlines.remove(&(pending.deadline_us, id));
+        let mut frames = Vec::with_capacity(pending.spans.iter().map(|s| s.count as usize).sum());
+        for at in pending.spans.iter().flat_map(|span| span.pages()) {
+            if writes(pending.access) {
+                self.make_sole(at);
+            }
+            frames.push(self.table.page(at).vram.expect("a complete map's pages are in VRAM"));
+        }
+        let waited_us = now.saturating_sub(pending.arrived_us);
+        let mapping = MappingId(id.0);
+        let session = self.sessions.get_mut(&pending.session).expect("abandoned with its session");
+        session.waiting -= 1;
+        session.mappings.insert(mapping);
+        for counters in [&mut session.counters, &mut self.counters] {
+            counters.maps += 1;
+            counters.stalled_us += waited_us;
+        }
+        let mut new_frames: Vec<VramFrame> = Vec::new();
+        for frame in &frames {
+            if !session.has_imported(*frame) {
+                session.import(*frame);
+                new_frames.push(*frame);
+            }
+        }
+        let (session, request) = (pending.session, pending.request);
+        if !new_frames.is_empty() {
+            outbox.push(Command::Export { session, request, frames: new_frames });
+        }
+        let (hits_vram, hits_ram) = (pending.hits_vram, pending.hits_ram);
+        let reply = Reply::Mapped(Mapped { mapping, frames, hits_vram, hits_ram, waited_us });
+        outbox.push(Command::Reply { session, request, reply });
+        self.mappings.insert(mapping, Mapping { session, spans: pending.spans });
+    }
+
+    /// The VRAM copy is about to be written: the others would be stale.
+    fn make_sole(&mut self, at: PageRef) {
+        let (ram, slot) = self.table.update(at, |page| {
+            debug_assert!(page.ready(true), "{at:?} is moving: {page:?}");
+            page.zeros = false;
+            (page.ram.take(), page.slot.take())
+        });
+        if let Some(frame) = ram {
+            self.ram.put(frame.0);
+        }
+        if let Some(slot) = slot {
+            self.slots.put(slot.0);
+        }
+    }
+
+    pub(super) fn unmap(
+        &mut self,
+        session: SessionId,
+        ids: &[MappingId],
+        outbox: &mut Outbox,
+    ) -> Result<Reply, Refused> {
+        let own = &self.session(session).mappings;
+        let mut seen = std::collections::BTreeSet::new();
+        if let Some(id) = ids.iter().find(|id| !own.contains(id) || !seen.insert(**id)) {
+            return Err(refusal::unknown_mapping(*id));
+        }
+        for id in ids {
+            self.end_mapping(*id, outbox);
+        }
+        Ok(Reply::Done)
+    }
+
+    pub(super) fn end_mapping(&mut self, id: MappingId, outbox: &mut Outbox) {
+        let mapping = self.mappings.remove(&id).expect("listed in its session");
+        if let Some(session) = self.sessions.get_mut(&mapping.session) {
+            session.mappings.remove(&id);
+        }
+        self.unpin(&mapping.spans, outbox);
+    }
+
+    fn unpin(&mut self, spans: &[Span], outbox: &mut Outbox) {
+        for at in spans.iter().flat_map(|span| span.pages()) {
+            self.table.update(at, |page| page.pins -= 1);
+        }
+        self.let_go(spans, outbox);
+    }
+
+    /// Spans are no longer waited for or mapped.
+    fn let_go(&mut self, spans: &[Span], outbox: &mut Outbox) {
+        for span in spans {
+            if let Some(allocation) = self.allocations.get_mut(&span.allocation) {
+                allocation.mapped -= 1;
+            }
+        }
+        let mut backings: Vec<_> = spans.iter().map(|span| span.backing).collect();
+        backings.dedup();
+        for (index, backing) in backings.iter().enumerate() {
+            if backings[..index].contains(backing) || self.table.backing(*backing).references > 0 {
+                continue;
+            }
+            let own = |span: &&Span| span.backing == *backing;
+            for at in spans.iter().filter(own).flat_map(|span| span.pages()) {
+                self.empty_if_idle(at);
+            }
+            self.remove_if_idle(*backing, outbox);
+        }
+    }
+
+    /// Ends a map that waits, without a reply.
+    pub(super) fn abandon(&mut self, id: PendingId, outbox: &mut Outbox) -> PendingMap {
+        let pending = self.pending.remove(&id).expect("the caller looked it up");
+        self.deadlines.remove(&(pending.deadline_us, id));
+        if let Some(session) = self.sessions.get_mut(&pending.session) {
+            session.waiting -= 1;
+        }
+        if !pending.admitted {
+            self.queue.retain(|queued| *queued != id);
+            self.let_go(&pending.spans, outbox);
+            return pending;
+        }
+        for at in pending.spans.iter().flat_map(|span| span.pages()) {
+            if let Some(waiters) = self.page_waiters.get_mut(&at) {
+                waiters.retain(|waiter| *waiter != id);
+                if waiters.is_empty() {
+                    self.page_waiters.remove(&at);
+                }
+            }
+        }
+        self.unpin(&pending.spans, outbox);
+        pending
+    }
+
+    pub(super) fn refuse_pending(&mut self, id: PendingId, refused: Refused, outbox: &mut Outbox) {
+        let pending = self.abandon(id, outbox);
+        let (session, request) = (pending.session, pending.request);
+        let reply = Reply::Refused(Box::new(refused));
+        outbox.push(Command::Reply { session, request, reply });
+    }
+
+    /// Refuses maps whose time is up.
+    pub(super) fn expire(&mut self, now: u64, outbox: &mut Outbox) {
+        while let Some((deadline, id)) = self.deadlines.first().copied() {
+            if deadline > now {
+                break;
+            }
+            let pending = &self.pending[&id];
+            let waited_for = if pending.admitted { "the bytes" } else { "room" };
+            let asked = distinct_pages(&pending.spans);
+            let cap = self.limits.mapped_pages_max();
+            let refused = refusal::timed_out(asked, self.table.pinned, cap, waited_for);
+            self.refuse_pending(id, refused, outbox);
+        }
+        self.expire_revocations(now);
+    }
+
+    /// A page's motion ended: tell who waited for it, and move it on.
+    pub(super) fn page_settled(&mut self, at: PageRef, outbox: &mut Outbox) {
+        if self.table.page(at).motion != Motion::Still {
+            return;
+        }
+        if let Some(waiters) = self.page_waiters.remove(&at) {
+            let mut rest = Vec::new();
+            for id in waiters {
+                let pending = self.pending.get_mut(&id).expect("waiters are pending");
+                if self.table.page(at).ready(writes(pending.access)) {
+                    pending.missing -= 1;
+                    if pending.missing == 0 {
+                        self.complete.push(id);
+                    }
+                } else {
+                    rest.push(id);
+                }
+            }
+            if !rest.is_empty() {
+                self.page_waiters.insert(at, rest);
+            }
+        }
+        let page = self.table.page(at);
+        if page.needs_fill() {
+            let queue = if page.pins > 0 { &mut self.fill_demand } else { &mut self.fill_prefetch };
+            queue.push_back(at);
+        }
+        if self.table.backing(at.backing).references == 0 {
+            self.empty_if_idle(at);
+            self.remove_if_idle(at.backing, outbox);
+        }
+    }
+
+    /// A page can't be filled: whoever waits for it is told why.
+    pub(super) fn fail_waiters(&mut self, at: PageRef, fault: &TransferFault, outbox: &mut Outbox) {
+        while let Some(id) = self.page_waiters.get(&at).and_then(|ids| ids.first().copied()) {
+            self.refuse_pending(id, refusal::fault(at.index, fault), outbox);
+        }
+    }
+
+    pub(super) fn prefetch(
+        &mut self,
+        session: SessionId,
+        ranges: &[PageRange],
+    ) -> Result<Reply, Refused> {
+        check_ranges(ranges)?;
+        let spans = self.resolve(session, ranges)?;
+        for at in spans.into_iter().flat_map(Span::pages) {
+            let page = self.table.page(at);
+            if page.pins > 0 || page.prefetched {
+                continue;
+            }
+            if self.fill_prefetch.len() >= PREFETCH_PAGES_MAX {
+                break;
+            }
+            self.prefetch_tick = self.clock.max(self.prefetch_tick + 1);
+            let tick = self.prefetch_tick;
+            let needs_fill = self.table.update(at, |page| {
+                page.prefetched = true;
+                page.prefetched_at = tick;
+                page.needs_fill()
+            });
+            if needs_fill {
+                self.fill_prefetch.push_back(at);
+            }
+        }
+        Ok(Reply::Done)
+    }
+}
+
+fn check_ranges(ranges: &[PageRange]) -> Result<(), Refused> {
+    let pages: u64 = ranges.iter().map(|range| u64::from(range.count)).sum();
+    if ranges.is_empty() || ranges.len() > RANGES_PER_REQUEST_MAX {
+        let message = format!(
+            "a request names 1 to {RANGES_PER_REQUEST_MAX} ranges, this one names {}",
+            ranges.len()
+        );
+        return Err(refusal::plain(Code::BadRequest, &message));
+    }
+    if pages > u64::from(PAGES_PER_MAP_MAX) {
+        return Err(refusal::over_capacity(pages, PAGES_PER_MAP_MAX));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::ids::{AllocationId, BackingId};
+
+    #[test]
+    fn a_page_asked_for_twice_counts_once() {
+        let span = |backing, first, count| Span {
+            backing: BackingId(backing),
+            first,
+            count,
+            allocation: AllocationId(1),
+        };
+        assert_eq!(distinct_pages(&[span(0, 0, 4), span(0, 2, 4), span(1, 2, 1)]), 7);
+        assert_eq!(distinct_pages(&[span(0, 0, 10), span(0, 2, 1), span(0, 5, 1)]), 10);
+        assert_eq!(distinct_pages(&[span(0, 4, 1), span(0, 0, 1)]), 2);
+    }
+}

@@ -1,0 +1,223 @@
+//! One page: where its copies are and what is moving.
+//!
+//! Invariant: all copies of a page hold the same bytes, except while it is mapped for writing: then VRAM's is the only
+//! one. So nothing is ever "dirty" by a flag: a copy may be dropped exactly when another one remains (a file counts as
+//! one, and so do zeros for a page never written).
+
+use super::ids::{RamFrame, SpillSlot, VramFrame};
+
+/// What is moving. One hop at a time; the hop owns its frames.
+///
+/// ```text
+///            +-> Zero ----------------------+
+/// Still -----+-> NeedRam -> Reading -+      +-> Still
+///   |        +---------------------> Up ----+
+///   +-> Down (VRAM to RAM) -> Still
+///   +-> Out (RAM to spill) -> Still
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Motion {
+    /// Nothing.
+    Still,
+    /// Has a VRAM frame to fill, waits for a RAM frame to read into. Dropped: the frame is free again.
+    NeedRam {
+        /// To be filled.
+        target: VramFrame,
+    },
+    /// Being read from its file or the spill.
+    Reading {
+        /// To be filled next.
+        target: VramFrame,
+        /// Being filled.
+        ram: RamFrame,
+    },
+    /// Being copied from its RAM copy.
+    Up {
+        /// Being filled.
+        target: VramFrame,
+    },
+    /// Being filled with zeros.
+    Zero {
+        /// Being filled.
+        target: VramFrame,
+    },
+    /// Being copied from its VRAM copy, to leave VRAM.
+    Down {
+        /// Being filled.
+        ram: RamFrame,
+    },
+    /// Its RAM copy is being written to the spill.
+    Out {
+        /// Being written.
+        slot: SpillSlot,
+    },
+}
+
+/// Which order of VRAM victims a page stands in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum VramClass {
+    /// None: not there, pinned or moving.
+    None,
+    /// May be evicted.
+    Evictable,
+    /// Prefetched and not used yet: evicted only for a page that someone waits for.
+    Protected,
+}
+
+/// Which order of RAM victims a page stands in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RamClass {
+    /// None: not there, moving, or about to be copied up.
+    None,
+    /// VRAM holds it and has kept it from one use to the next: this copy is worth least.
+    Duplicate,
+    /// May be dropped: another copy exists.
+    Clean,
+    /// The only copy.
+    Sole,
+}
+
+/// One page's state.
+#[derive(Debug, Clone)]
+pub struct Page {
+    /// Copy in VRAM.
+    pub vram: Option<VramFrame>,
+    /// Copy in RAM.
+    pub ram: Option<RamFrame>,
+    /// Copy in the spill.
+    pub slot: Option<SpillSlot>,
+    /// What is moving.
+    pub motion: Motion,
+    /// Mappings that hold it, or wait for it with its place in VRAM granted.
+    pub pins: u32,
+    /// Checksum of the copy in the spill.
+    pub checksum: u64,
+    /// Clock of the last use, 0: never.
+    pub last_use: u64,
+    /// Predicted clock of the next use: its place in the orders.
+    pub next_use: u64,
+    /// Clock when it was prefetched: its place among the protected.
+    pub prefetched_at: u64,
+    /// Wanted in VRAM by a prefetch and not used since.
+    pub prefetched: bool,
+    /// Filled since its last use, so VRAM did not keep it.
+    pub fetched: bool,
+    /// The fill under way began for a prefetch.
+    pub filled_by_prefetch: bool,
+    /// VRAM kept it from its last use but one to its last.
+    pub retained: bool,
+    /// Its VRAM copy is zeros and was never mapped for writing.
+    pub zeros: bool,
+    pub(super) vram_class: VramClass,
+    pub(super) ram_class: RamClass,
+}
+
+impl Page {
+    pub(super) fn new() -> Self {
+        Self {
+            vram: None,
+            ram: None,
+            slot: None,
+            motion: Motion::Still,
+            pins: 0,
+            checksum: 0,
+            last_use: 0,
+            next_use: 0,
+            prefetched_at: 0,
+            prefetched: false,
+            fetched: false,
+            filled_by_prefetch: false,
+            retained: false,
+            zeros: false,
+            vram_class: VramClass::None,
+            ram_class: RamClass::None,
+        }
+    }
+
+    /// Whether it can be used in VRAM right now. A write to the spill doesn't hinder readers.
+    #[must_use]
+    pub fn ready(&self, write: bool) -> bool {
+        self.vram.is_some()
+            && match self.motion {
+                Motion::Still => true,
+                Motion::Out { .. } => !write,
+                Motion::NeedRam { .. }
+                | Motion::Reading { .. }
+                | Motion::Up { .. }
+                | Motion::Zero { .. }
+                | Motion::Down { .. } => false,
+            }
+    }
+
+    /// Whether somebody wants it in VRAM and nothing is moving it there.
+    #[must_use]
+    pub fn needs_fill(&self) -> bool {
+        self.vram.is_none() && self.motion == Motion::Still && (self.pins > 0 || self.prefetched)
+    }
+
+    /// Whether its VRAM copy may go without being copied.
+    #[must_use]
+    pub fn vram_droppable(&self, file_backed: bool) -> bool {
+        file_backed || self.zeros || self.ram.is_some() || self.slot.is_some()
+    }
+
+    pub(super) fn class_in_vram(&self) -> VramClass {
+        if self.vram.is_none() || self.pins > 0 || self.motion != Motion::Still {
+            VramClass::None
+        } else if self.prefetched {
+            VramClass::Protected
+        } else {
+            VramClass::Evictable
+        }
+    }
+
+    pub(super) fn class_in_ram(&self, file_backed: bool) -> RamClass {
+        if self.ram.is_none() || self.motion != Motion::Still {
+            return RamClass::None;
+        }
+        if self.vram.is_some() {
+            return if self.retained { RamClass::Duplicate } else { RamClass::Clean };
+        }
+        if self.pins > 0 {
+            RamClass::None
+        } else if file_backed || self.slot.is_some() {
+            RamClass::Clean
+        } else {
+            RamClass::Sole
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn metadata_of_a_page_is_small() {
+        assert!(size_of::<Page>() <= 96, "{} bytes", size_of::<Page>());
+    }
+
+    #[test]
+    fn only_zeros_files_and_copies_make_a_vram_page_droppable() {
+        let mut page = Page { vram: Some(VramFrame(3)), ..Page::new() };
+        assert!(!page.vram_droppable(false));
+        assert!(page.vram_droppable(true));
+        page.zeros = true;
+        assert!(page.vram_droppable(false));
+        page.zeros = false;
+        page.slot = Some(SpillSlot(1));
+        assert!(page.vram_droppable(false));
+    }
+
+    #[test]
+    fn a_page_that_is_written_to_the_spill_serves_readers_only() {
+        let page = Page {
+            vram: Some(VramFrame(3)),
+            ram: Some(RamFrame(2)),
+            motion: Motion::Out { slot: SpillSlot(0) },
+            ..Page::new()
+        };
+        assert!(page.ready(false));
+        assert!(!page.ready(true));
+    }
+}

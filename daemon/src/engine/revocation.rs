@@ -1,0 +1,87 @@
+//! Frames that clients of another domain may still have mapped: asked back, acknowledged, or kept out of use until the
+//! process dies.
+
+use lapis_proto::message::Refused;
+
+use super::Engine;
+use super::event::{Command, Outbox, Reply};
+use super::ids::{Domain, SessionId, VramFrame};
+use super::limits::REVOKE_WAIT_US;
+
+impl Engine {
+    /// Takes a free frame that only another domain's clients have seen and asks for it back. Answers whether there
+    /// was one.
+    pub(super) fn revoke_foreign(&mut self, domain: Domain, now: u64, outbox: &mut Outbox) -> bool {
+        let Some((owner, frame)) = self.vram.take_foreign(domain) else { return false };
+        let holders = self.holders(frame);
+        if holders.is_empty() {
+            self.vram.unseen_again(frame);
+            return true;
+        }
+        debug_assert!(holders.iter().all(|id| self.session(*id).domain == owner), "one domain");
+        self.vram.revoke(frame);
+        self.revoking.insert(frame, now.saturating_add(REVOKE_WAIT_US));
+        for session in holders {
+            if !self.session(session).lingering {
+                outbox.push(Command::Revoke { session, frames: vec![frame] });
+            }
+        }
+        true
+    }
+
+    fn holders(&self, frame: VramFrame) -> Vec<SessionId> {
+        let has = |(id, session): (&SessionId, &super::Session)| {
+            session.has_imported(frame).then_some(*id)
+        };
+        self.sessions.iter().filter_map(has).collect()
+    }
+
+    /// Frames asked back that may still come in time.
+    pub(super) fn revocations_awaited(&self) -> u32 {
+        u32::try_from(self.revoking.len()).expect("bounded by the frames")
+    }
+
+    /// Frames that did not come back in time are quarantined: nobody waits for them any more.
+    pub(super) fn expire_revocations(&mut self, now: u64) {
+        self.revoking.retain(|_, deadline| *deadline > now);
+    }
+
+    pub(super) fn revoked(
+        &mut self,
+        session: SessionId,
+        frames: &[VramFrame],
+    ) -> Result<Reply, Refused> {
+        let mapped = frames.iter().find(|frame| {
+            self.session(session).mappings.iter().any(|mapping| {
+                let spans = &self.mappings[mapping].spans;
+                let mut pages = spans.iter().flat_map(|span| span.pages());
+                pages.any(|at| self.table.page(at).vram == Some(**frame))
+            })
+        });
+        if let Some(frame) = mapped {
+            return Err(Refused {
+                object: u64::from(frame.0),
+                ..super::refusal::plain(
+                    lapis_proto::code::Code::InUse,
+                    &format!("frame {} is still mapped: unmap it before giving it back", frame.0),
+                )
+            });
+        }
+        for frame in frames {
+            self.session_mut(session).forget(*frame);
+        }
+        self.recheck_revoking();
+        Ok(Reply::Done)
+    }
+
+    /// Frames in revocation that nobody has any more are free.
+    pub(super) fn recheck_revoking(&mut self) {
+        let waiting: Vec<_> = self.vram.revoking().collect();
+        for frame in waiting {
+            if self.holders(frame).is_empty() {
+                self.vram.revoked(frame);
+                self.revoking.remove(&frame);
+            }
+        }
+    }
+}
