@@ -1,2 +1,48 @@
-//! Client library of Lapis.
+//! Client library of Lapis: more GPU memory than the card has.
+//!
+//! A program [connects](Client::connect_default) to `lapisd`, [allocates](Client::allocate) memory or
+//! [opens](Client::open_path) part of a model file, and [maps](Client::map) ranges of it: while a [`Mapping`] lives,
+//! its bytes are in VRAM, at an address that never changes. What will be mapped next can be
+//! [prefetched](Client::prefetch). Everything blocks, and everything may be used from several threads at once.
+//!
+//! ```no_run
+//! let client = lapis::Client::connect_default()?;
+//! let memory = client.allocate(64 << 20)?;
+//! let mut mapping = memory.map(0..4096, lapis::Access::Overwrite)?;
+//! mapping.bytes_mut(0).fill(7);
+//! mapping.unmap()?;
+//! # Ok::<(), lapis::Error>(())
+//! ```
+
+mod allocation;
+mod client;
+mod connect;
+mod connection;
+mod error;
+mod events;
+mod frames;
+mod mapping;
+mod memory;
 pub mod model;
+mod session;
+#[cfg(test)]
+mod testing;
+
+pub use lapis_proto::code::Code;
+pub use lapis_proto::message::{
+    Access, Counters, DeviceKind, HopStats, Refused, Stats, TierStats, Welcome,
+};
+
+pub use allocation::Allocation;
+pub use client::{Client, MAP_WAIT_DEFAULT};
+pub use connect::{ConnectOptions, default_socket};
+pub use error::{Error, ProtocolError};
+pub use mapping::{MapStats, Mapping};
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Locks. A thread that panicked under one of our locks can't have left it half-changed: what is done under them
+/// doesn't panic, and the daemon checks every request.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -209,6 +209,14 @@ pub struct Refused {
     pub message: String,
 }
 
+impl std::fmt::Display for Refused {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "{} ({:?})", self.message, self.code)
+    }
+}
+
+impl std::error::Error for Refused {}
+
 /// Descriptors of frames that this client has not imported yet, in the order of `frames`. Sent before the
 /// [`Mapped`] that names them, with the same request id; more than one may come.
 #[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
