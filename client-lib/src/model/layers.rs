@@ -61,11 +61,8 @@ impl Part {
 }
 
 impl Layer {
-    fn new(name: String, mut tensors: Vec<usize>, all: &[Tensor]) -> Layer {
-        tensors.sort_by_key(|index| {
-            let tensor = &all[*index];
-            (tensor.shard, tensor.range.start, tensor.range.end, *index)
-        });
+    /// `tensors` is in ascending order, and so in the order of the bytes, as [`ModelFiles::tensors`] is.
+    fn new(name: String, tensors: Vec<usize>, all: &[Tensor]) -> Layer {
         let spans: Vec<TensorSlice> = tensors
             .iter()
             .map(|index| {

@@ -237,3 +237,6 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

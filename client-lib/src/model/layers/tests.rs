@@ -125,9 +125,22 @@ fn stacks_follow_one_another_as_executed() {
         ["encoder.block.0", "encoder.block.1", "decoder.block.0", "head"]
     );
     assert_eq!(
-        order(&["language_model.layers.0.a", "vision_model.encoder.layers.0.a"]),
-        ["vision_model.encoder.layers.0", "language_model.layers.0"]
+        order(&["language_model.layers.0.a", "vision_tower.blocks.0.a", "v.blk.1.a"]),
+        ["v.blk.1", "vision_tower.blocks.0", "language_model.layers.0"]
     );
+}
+
+#[test]
+fn ranges_of_different_shards_never_merge() {
+    let mut model = model(&[("h.0.a", 10), ("h.0.b", 5)]);
+    model.shards.push(model.shards[0].clone());
+    model.tensors[1].shard = 1;
+    let layer = &model.layers()[0];
+    assert_eq!(layer.ranges, [(0, 11_416..11_426), (1, 11_426..11_431)]);
+    assert_eq!(layer.parts(4096)[0].ranges, layer.ranges);
+    let grid = model.page_grid(4096);
+    assert_eq!(grid.count(&layer.ranges), 2);
+    assert_eq!(layer.parts_of_pages(1, &grid).len(), 2);
 }
 
 #[test]
@@ -157,7 +170,7 @@ fn shape(parts: &[Part]) -> Vec<Vec<(usize, Range<u64>)>> {
 #[test]
 fn parts_cut_only_tensors_larger_than_the_budget() {
     let model =
-        model(&[("h.0.a", 3000), ("h.0.b", 2000), ("h.0.c", 9000), ("h.0.z", 0), ("h.0.d", 4096)]);
+        model(&[("h.0.a", 3000), ("h.0.b", 2000), ("h.0.c", 8193), ("h.0.z", 0), ("h.0.d", 4096)]);
     let layer = &model.layers()[0];
     let parts = layer.parts(4096);
     assert_eq!(
@@ -167,7 +180,7 @@ fn parts_cut_only_tensors_larger_than_the_budget() {
             vec![(1, 0..2000)],
             vec![(2, 0..4096)],
             vec![(2, 4096..8192)],
-            vec![(2, 8192..9000), (3, 0..0)],
+            vec![(2, 8192..8193), (3, 0..0)],
             vec![(4, 0..4096)],
         ]
     );
@@ -257,6 +270,18 @@ proptest! {
             let by_pages = layer.parts_of_pages(pages_max, &grid);
             prop_assert!(by_bytes.iter().all(|part| part.bytes() <= bytes_max.max(4096)));
             prop_assert!(by_pages.iter().all(|part| grid.count(&part.ranges) <= pages_max.max(1)));
+            for tensor in &layer.tensors {
+                let whole = &model.tensors()[*tensor];
+                let pages = grid.count(&[(0, whole.range.clone())]);
+                for (parts, fits) in [
+                    (&by_bytes, whole.bytes() <= bytes_max.max(4096)),
+                    (&by_pages, pages <= pages_max.max(1)),
+                ] {
+                    let slices = parts.iter().flat_map(|part| &part.slices);
+                    let count = slices.filter(|slice| slice.tensor == *tensor).count();
+                    prop_assert_eq!(count == 1, fits);
+                }
+            }
             for parts in [by_bytes, by_pages] {
                 for tensor in &layer.tensors {
                     let mut slices = parts.iter().flat_map(|part| &part.slices).filter(|s| s.tensor == *tensor);
