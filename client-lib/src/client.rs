@@ -343,7 +343,7 @@ fn too_large(asked: usize, unit: &'static str, limit: u64) -> Error {
 }
 
 /// Opens read-only with `O_DIRECT`, or without where the file system refuses that.
-fn open_direct(path: &Path) -> io::Result<File> {
+pub(crate) fn open_direct(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true);
     match options.custom_flags(libc::O_DIRECT).open(path) {

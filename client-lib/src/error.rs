@@ -9,6 +9,8 @@ use lapis_proto::frame::FrameError;
 use lapis_proto::kind::Kind;
 use lapis_proto::message::Refused;
 
+use crate::model::ModelError;
+
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -53,6 +55,9 @@ pub enum Error {
         /// Why.
         source: io::Error,
     },
+    /// A model's files can't be used.
+    #[error(transparent)]
+    Model(#[from] ModelError),
     /// The daemon is gone. Bytes of existing mappings stay readable; connect anew for anything else.
     #[error("the connection to lapisd is closed; connect again once the daemon is back")]
     Disconnected,
@@ -190,6 +195,7 @@ impl Error {
             | Error::Protocol(_)
             | Error::Io { .. }
             | Error::Open { .. }
+            | Error::Model(_)
             | Error::Forked
             | Error::OutOfRange { .. }
             | Error::TooLarge { .. }

@@ -91,6 +91,16 @@ pub enum ModelError {
         #[source]
         defect: Defect,
     },
+    /// Something asked for by name or number that the model does not have.
+    #[error("{}: the model has no {what} {name}", path.display())]
+    Absent {
+        /// The model's first file.
+        path: PathBuf,
+        /// What kind of thing.
+        what: &'static str,
+        /// Its name or number.
+        name: String,
+    },
     /// A tensor to be written does not fit the format.
     #[error("{}: cannot write tensor {tensor:?}: {why}", path.display())]
     Unwritable {
@@ -309,6 +319,7 @@ impl ModelError {
             | ModelError::Ambiguous { path, .. }
             | ModelError::Changed { path }
             | ModelError::Malformed { path, .. }
+            | ModelError::Absent { path, .. }
             | ModelError::Unwritable { path, .. } => path,
             ModelError::ShardMissing { shard, .. } => shard,
         }
@@ -326,6 +337,7 @@ impl ModelError {
             | ModelError::Ambiguous { .. }
             | ModelError::Changed { .. }
             | ModelError::ShardMissing { .. }
+            | ModelError::Absent { .. }
             | ModelError::Unwritable { .. } => None,
         }
     }

@@ -75,6 +75,11 @@ impl Layer {
         Layer { name, tensors, ranges, spans }
     }
 
+    /// Its tensors as slices, whole, in the same order.
+    pub fn slices(&self) -> &[TensorSlice] {
+        &self.spans
+    }
+
     /// Bytes of all its tensors.
     pub fn bytes(&self) -> u64 {
         range_bytes(&self.ranges)

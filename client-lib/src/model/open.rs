@@ -1,0 +1,228 @@
+//! A model whose weights can be mapped: one allocation per shard, one mapping per layer, part or tensor.
+//!
+//! Each allocation starts at the first byte of its shard's tensor data, so that all clients that open a model ask
+//! for the same bytes of the same file and share them in VRAM.
+
+use std::ops::Range;
+use std::path::Path;
+use std::time::Duration;
+
+use crate::allocation::Allocation;
+use crate::client::{Client, open_direct};
+use crate::error::Error;
+use crate::mapping::{MapStats, Mapping};
+
+use super::{FileIdentity, Layer, ModelError, ModelFiles, Part, Shard, Tensor, TensorSlice};
+
+/// A model that a client has opened. It holds no bytes in VRAM; its mappings do.
+#[derive(Debug)]
+pub struct Model {
+    client: Client,
+    files: ModelFiles,
+    layers: Vec<Layer>,
+    /// One per shard; `None` for a shard without data.
+    allocations: Vec<Option<Allocation>>,
+}
+
+/// Tensors that are in VRAM until this is dropped.
+#[derive(Debug)]
+pub struct LayerMapping {
+    mapping: Mapping,
+    slices: Vec<TensorSlice>,
+}
+
+impl Client {
+    /// Reads the headers of a model, as [`ModelFiles::open`] does, and opens its shards.
+    ///
+    /// # Errors
+    /// [`Error::Model`] for files that can't be read or are no model; else as [`Client::open_path`].
+    pub fn open_model(&self, path: impl AsRef<Path>) -> Result<Model, Error> {
+        self.open_model_files(ModelFiles::open(path.as_ref())?)
+    }
+
+    /// Opens the shards of a model whose headers have been read.
+    ///
+    /// # Errors
+    /// [`Error::Model`] with [`ModelError::Changed`] for a shard that is no longer the file that was read; else as
+    /// [`Client::open_path`].
+    pub fn open_model_files(&self, files: ModelFiles) -> Result<Model, Error> {
+        let allocations = files
+            .shards()
+            .iter()
+            .map(|shard| self.open_shard(shard))
+            .collect::<Result<_, Error>>()?;
+        let layers = files.layers();
+        Ok(Model { client: self.clone(), files, layers, allocations })
+    }
+
+    fn open_shard(&self, shard: &Shard) -> Result<Option<Allocation>, Error> {
+        if shard.data_length == 0 {
+            return Ok(None);
+        }
+        let failed = |source| Error::Open { path: shard.path.clone(), source };
+        let file = open_direct(&shard.path).map_err(failed)?;
+        if FileIdentity::of(&file.metadata().map_err(failed)?) != shard.identity {
+            return Err(ModelError::Changed { path: shard.path.clone() }.into());
+        }
+        self.open_file(&file, shard.data_offset, shard.data_length).map(Some)
+    }
+}
+
+impl Model {
+    /// What is known from its files.
+    #[must_use]
+    pub fn files(&self) -> &ModelFiles {
+        &self.files
+    }
+
+    /// Its layers in the order of execution, as [`ModelFiles::layers`] groups them.
+    #[must_use]
+    pub fn layers(&self) -> &[Layer] {
+        &self.layers
+    }
+
+    /// Its tensors; layers and parts name them by their index here.
+    #[must_use]
+    pub fn tensors(&self) -> &[Tensor] {
+        self.files.tensors()
+    }
+
+    /// The allocation of a shard's tensor data; `None` for a shard without data, or if there is no such shard.
+    #[must_use]
+    pub fn allocation(&self, shard: usize) -> Option<&Allocation> {
+        self.allocations.get(shard)?.as_ref()
+    }
+
+    /// Brings all tensors of a layer to VRAM, waiting up to `wait` for room.
+    ///
+    /// # Errors
+    /// [`Error::Model`] if there is no such layer; else as [`Client::map`]. A layer larger than the tier is refused:
+    /// map its [parts](Layer::parts_of_pages).
+    pub fn map_layer(&self, layer: usize, wait: Duration) -> Result<LayerMapping, Error> {
+        self.map_slices(self.layer(layer)?.slices().to_vec(), wait)
+    }
+
+    /// Brings a part of one of this model's layers to VRAM, waiting up to `wait` for room.
+    ///
+    /// # Errors
+    /// [`Error::Model`] if the part is of another model; else as [`Client::map`].
+    pub fn map_part(&self, part: &Part, wait: Duration) -> Result<LayerMapping, Error> {
+        self.map_slices(part.slices.clone(), wait)
+    }
+
+    /// Brings one tensor to VRAM, waiting up to `wait` for room.
+    ///
+    /// # Errors
+    /// [`Error::Model`] if there is no tensor of that name; else as [`Client::map`].
+    pub fn map_tensor(&self, name: &str, wait: Duration) -> Result<LayerMapping, Error> {
+        let index = self.files.find(name).ok_or_else(|| self.absent("tensor", name))?;
+        let tensor = &self.tensors()[index];
+        let (inside, range) = (0..tensor.bytes(), tensor.range.clone());
+        let slice = TensorSlice { tensor: index, inside, shard: tensor.shard, range };
+        self.map_slices(vec![slice], wait)
+    }
+
+    /// Says that a layer will be mapped soon. Returns at once.
+    ///
+    /// # Errors
+    /// [`Error::Model`] if there is no such layer; else as [`Client::prefetch`].
+    pub fn prefetch_layer(&self, layer: usize) -> Result<(), Error> {
+        self.prefetch(&self.layer(layer)?.ranges)
+    }
+
+    /// Says that a part of one of this model's layers will be mapped soon. Returns at once.
+    ///
+    /// # Errors
+    /// [`Error::Model`] if the part is of another model; else as [`Client::prefetch`].
+    pub fn prefetch_part(&self, part: &Part) -> Result<(), Error> {
+        self.prefetch(&part.ranges)
+    }
+
+    fn prefetch(&self, ranges: &[(usize, Range<u64>)]) -> Result<(), Error> {
+        let ranges = ranges
+            .iter()
+            .map(|(shard, range)| self.in_allocation(*shard, range))
+            .collect::<Result<Vec<_>, Error>>()?;
+        self.client.prefetch(&ranges)
+    }
+
+    /// Maps one range per slice that has bytes; an empty one may lie in a shard without allocation.
+    fn map_slices(&self, slices: Vec<TensorSlice>, wait: Duration) -> Result<LayerMapping, Error> {
+        let mut mapped = Vec::with_capacity(slices.len());
+        let mut ranges = Vec::with_capacity(slices.len());
+        for slice in slices {
+            if slice.range.is_empty() {
+                continue;
+            }
+            ranges.push(self.in_allocation(slice.shard, &slice.range)?);
+            mapped.push(slice);
+        }
+        let mapping = self.client.map(&ranges, crate::Access::Read, wait)?;
+        Ok(LayerMapping { mapping, slices: mapped })
+    }
+
+    /// Bytes of a shard's file as bytes of its allocation.
+    fn in_allocation(
+        &self,
+        shard: usize,
+        range: &Range<u64>,
+    ) -> Result<(&Allocation, Range<u64>), Error> {
+        let absent = || self.absent("shard with these bytes", &shard.to_string());
+        let allocation = self.allocation(shard).ok_or_else(absent)?;
+        let offset = self.files.shards()[shard].data_offset;
+        let start = range.start.checked_sub(offset).ok_or_else(absent)?;
+        let end = range.end.checked_sub(offset).ok_or_else(absent)?;
+        Ok((allocation, start..end))
+    }
+
+    fn layer(&self, layer: usize) -> Result<&Layer, Error> {
+        self.layers.get(layer).ok_or_else(|| self.absent("layer", &layer.to_string()))
+    }
+
+    fn absent(&self, what: &'static str, name: &str) -> Error {
+        let path = self.files.shards().first().map(|shard| shard.path.clone()).unwrap_or_default();
+        ModelError::Absent { path, what, name: name.to_owned() }.into()
+    }
+}
+
+impl LayerMapping {
+    /// The bytes of a tensor, by its index in the model; in a part that cuts the tensor, those of the part. `None`
+    /// for a tensor that is not mapped here; empty tensors never are.
+    #[must_use]
+    pub fn tensor(&self, tensor: usize) -> Option<&[u8]> {
+        self.position(tensor).map(|range| self.mapping.bytes(range))
+    }
+
+    /// The address of a tensor: the same for every mapping of it while its [`Model`] lives, to be touched only while
+    /// a mapping does.
+    #[must_use]
+    pub fn tensor_ptr(&self, tensor: usize) -> Option<*const u8> {
+        self.position(tensor).map(|range| self.mapping.as_ptr(range).cast_const())
+    }
+
+    /// All that is mapped here, with its bytes. Empty tensors are left out.
+    pub fn iter(&self) -> impl Iterator<Item = (&TensorSlice, &[u8])> {
+        self.slices.iter().enumerate().map(|(range, slice)| (slice, self.mapping.bytes(range)))
+    }
+
+    /// What it cost.
+    #[must_use]
+    pub fn stats(&self) -> MapStats {
+        self.mapping.stats()
+    }
+
+    /// Ends the mapping and waits until the daemon has taken note. Dropping it does the same without waiting.
+    ///
+    /// # Errors
+    /// As [`Mapping::unmap`].
+    pub fn unmap(self) -> Result<(), Error> {
+        self.mapping.unmap()
+    }
+
+    fn position(&self, tensor: usize) -> Option<usize> {
+        self.slices.iter().position(|slice| slice.tensor == tensor)
+    }
+}
+
+#[cfg(test)]
+mod tests;
