@@ -20,6 +20,8 @@ use super::{Metadata, NAME_BYTES_MAX, Parsed, TENSORS_MAX, Tensor};
 
 /// First bytes of every GGUF file.
 pub(super) const MAGIC: &[u8; 4] = b"GGUF";
+/// Most metadata entries.
+pub const ENTRIES_MAX: u64 = 65_536;
 /// Most bytes before the data.
 pub const HEADER_BYTES_MAX: u64 = 256 << 20;
 /// Largest `general.alignment`.
@@ -56,12 +58,10 @@ pub(super) fn read(source: &Source) -> Result<Parsed, ModelError> {
         }
         version => return Err(source.malformed(4, Defect::Version { version })),
     }
-    let tensor_count = count(&mut cursor, "the number of tensors", TENSOR_BYTES_MIN)?;
-    if tensor_count > TENSORS_MAX as u64 {
-        let (what, limit) = ("the number of tensors", TENSORS_MAX as u64);
-        return Err(source.malformed(8, Defect::OverLimit { what, value: tensor_count, limit }));
-    }
-    let entry_count = count(&mut cursor, "the number of metadata entries", ENTRY_BYTES_MIN)?;
+    let tensor_count =
+        count(&mut cursor, "the number of tensors", TENSOR_BYTES_MIN, TENSORS_MAX as u64)?;
+    let entry_count =
+        count(&mut cursor, "the number of metadata entries", ENTRY_BYTES_MIN, ENTRIES_MAX)?;
 
     let mut entries = Entries {
         metadata: Metadata::default(),
@@ -85,11 +85,16 @@ pub(super) fn read(source: &Source) -> Result<Parsed, ModelError> {
     Ok(Parsed { data, tensors, metadata: entries.metadata })
 }
 
-/// A count of things that take at least `bytes_min` each.
-fn count(cursor: &mut Cursor<'_>, what: &'static str, bytes_min: u64) -> Result<u64, ModelError> {
+/// A count of things that take at least `bytes_min` each, of which there are at most `most`.
+fn count(
+    cursor: &mut Cursor<'_>,
+    what: &'static str,
+    bytes_min: u64,
+    most: u64,
+) -> Result<u64, ModelError> {
     let at = cursor.malformed_at();
     let count = cursor.u64(what)?;
-    let limit = cursor.remaining() / bytes_min;
+    let limit = most.min(cursor.remaining() / bytes_min);
     if count > limit {
         return Err(at(Defect::OverLimit { what, value: count, limit }));
     }
@@ -209,7 +214,7 @@ fn skip_array(cursor: &mut Cursor<'_>, key: &str, depth: u32) -> Result<(), Mode
             None => return Err(at(Defect::UnknownValueType { key: shortened(key), number: kind })),
         },
     };
-    let length = count(cursor, "the length of a metadata array", element_bytes)?;
+    let length = count(cursor, "the length of a metadata array", element_bytes, u64::MAX)?;
     match kind {
         TYPE_TEXT => {
             for _ in 0..length {

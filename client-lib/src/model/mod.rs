@@ -23,7 +23,10 @@ use std::path::{Path, PathBuf};
 pub use dtype::Dtype;
 pub use error::{Defect, ModelError};
 pub use generate::{Checkpoint, pattern};
-pub use gguf::{ALIGNMENT_MAX as GGUF_ALIGNMENT_MAX, HEADER_BYTES_MAX as GGUF_HEADER_BYTES_MAX};
+pub use gguf::{
+    ALIGNMENT_MAX as GGUF_ALIGNMENT_MAX, ENTRIES_MAX as GGUF_ENTRIES_MAX,
+    HEADER_BYTES_MAX as GGUF_HEADER_BYTES_MAX,
+};
 pub use index::INDEX_BYTES_MAX;
 pub use layers::{Layer, PART_BYTES_MIN, Part, TensorSlice};
 pub use open::{LayerMapping, Model};

@@ -283,6 +283,16 @@ fn hostile_counts_are_refused_before_anything_is_allocated() {
 }
 
 #[test]
+fn counts_that_fit_the_file_are_bounded_too() {
+    let (offset, what) = defect(&Raw::new(1_048_577, 0).data(24 * 1_048_577));
+    assert_eq!(offset, 8);
+    assert!(matches!(what, Defect::OverLimit { limit: 1_048_576, .. }), "{what}");
+    let (offset, what) = defect(&Raw::new(0, 65_537).data(13 * 65_537));
+    assert_eq!(offset, 16);
+    assert!(matches!(what, Defect::OverLimit { limit: 65_536, .. }), "{what}");
+}
+
+#[test]
 fn arrays_within_arrays_are_bounded() {
     let nested = |depth: u32| {
         let mut raw = Raw::new(0, 1).text("k").u32(9);
