@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::sys::memory::FRAME_SLACK;
+
 pub use error::ConfigError;
 pub use host::Host;
 pub use settings::{Mode, Settings};
@@ -22,12 +24,12 @@ mod size;
 pub const PAGE_SIZE_MIN: u64 = 64 << 10;
 /// Largest page: above it a frame is too coarse a unit to keep or drop.
 pub const PAGE_SIZE_MAX: u64 = 64 << 20;
-/// Fewest VRAM pages: one mapped, one arriving, one leaving, and one spare so that these never wait in a circle.
-pub const VRAM_PAGES_MIN: u64 = 4;
-/// Fewest RAM pages: each VRAM page may be on its way in while as many are on their way out.
-pub const RAM_PAGES_MIN: u64 = 8;
-/// Most pages a tier can have.
-pub const TIER_PAGES_MAX: u64 = 16 << 20;
+/// Fewest VRAM frames: one mapped, one arriving, one leaving, and one spare so that these never wait in a circle.
+pub const VRAM_FRAMES_MIN: u64 = 4;
+/// Fewest RAM frames: each VRAM page may be on its way in while as many are on their way out.
+pub const RAM_FRAMES_MIN: u64 = 8;
+/// Most frames a tier can have.
+pub const TIER_FRAMES_MAX: u64 = 16 << 20;
 /// Longest path of a Unix socket: `sun_path` has 108 bytes, one of them the terminating zero.
 pub const SOCKET_PATH_BYTES_MAX: usize = 107;
 
@@ -92,7 +94,7 @@ pub struct Config {
     pub device: DeviceChoice,
     /// VRAM tier; whole pages of it are used.
     pub vram: Size,
-    /// RAM tier; whole pages of it are used. Each RAM frame takes 4 KiB more than its page.
+    /// RAM tier; whole frames of it are used, and a RAM frame takes [`FRAME_SLACK`] more than its page.
     pub ram: Size,
     /// Spill; whole pages of it are used. `None`: as much as [`Config::nvme_size`] says.
     pub nvme: Option<Size>,
@@ -158,13 +160,13 @@ impl Config {
     /// Frames of the VRAM tier.
     #[must_use]
     pub fn vram_frames(&self) -> u32 {
-        self.pages(self.vram)
+        frames(self.vram, self.page_size)
     }
 
     /// Frames of the RAM tier.
     #[must_use]
     pub fn ram_frames(&self) -> u32 {
-        self.pages(self.ram)
+        frames(self.ram, self.ram_frame_size())
     }
 
     /// Size of the spill: as configured, else the part of VRAM that RAM can't take, in whole pages.
@@ -179,12 +181,12 @@ impl Config {
     /// Slots of the spill.
     #[must_use]
     pub fn spill_slots(&self) -> u32 {
-        self.pages(self.nvme_size())
+        frames(self.nvme_size(), self.page_size)
     }
 
-    /// Whole pages in a size. Saturates; [`Config::validate`] refuses sizes that get near it.
-    fn pages(&self, size: Size) -> u32 {
-        u32::try_from(size.bytes() / self.page_size.max(1)).unwrap_or(u32::MAX)
+    /// Bytes of a RAM frame: a page, and room to round reads out.
+    fn ram_frame_size(&self) -> u64 {
+        self.page_size.saturating_add(FRAME_SLACK)
     }
 
     /// Checks everything that can be checked without touching the system.
@@ -226,32 +228,38 @@ impl Config {
 
     fn validate_tiers(&self) -> Result<(), ConfigError> {
         let nvme = self.nvme_size();
-        let page_size = Size::from_bytes(self.page_size);
-        for (tier, size, pages_min) in [
-            ("vram", self.vram, VRAM_PAGES_MIN),
-            ("ram", self.ram, RAM_PAGES_MIN),
-            ("nvme", nvme, 0),
+        let (page_size, ram_frame_size) = (self.page_size, self.ram_frame_size());
+        for (tier, size, frame_size, frames_min) in [
+            ("vram", self.vram, page_size, VRAM_FRAMES_MIN),
+            ("ram", self.ram, ram_frame_size, RAM_FRAMES_MIN),
+            ("nvme", nvme, page_size, 0),
         ] {
-            let pages = size.bytes() / self.page_size;
-            if pages < pages_min {
-                let size_min = Size::from_bytes(pages_min * self.page_size);
-                return Err(ConfigError::TierSmall { tier, size, page_size, pages_min, size_min });
+            let frames = size.bytes() / frame_size;
+            let of = |frames: u64| Size::from_bytes(frames * frame_size);
+            if frames < frames_min {
+                let size_min = of(frames_min);
+                return Err(ConfigError::TierSmall {
+                    tier,
+                    size,
+                    frame_size: of(1),
+                    frames_min,
+                    size_min,
+                });
             }
-            if pages > TIER_PAGES_MAX {
-                let size_max = Size::from_bytes(TIER_PAGES_MAX * self.page_size);
-                return Err(ConfigError::TierLarge { tier, size, page_size, size_max });
+            if frames > TIER_FRAMES_MAX {
+                let size_max = of(TIER_FRAMES_MAX);
+                return Err(ConfigError::TierLarge { tier, size, frame_size: of(1), size_max });
             }
         }
         // The bounds above keep these sums far from overflow.
-        let (vram, ram) = (self.vram_frames(), self.ram_frames());
-        if vram > ram + self.spill_slots() {
-            let needed = |pages: u32| Size::from_bytes(u64::from(pages) * self.page_size);
+        let (vram, ram, slots) = (self.vram_frames(), self.ram_frames(), self.spill_slots());
+        if vram > ram + slots {
             return Err(ConfigError::NowhereToEvict {
                 vram: self.vram,
                 ram: self.ram,
                 nvme,
-                ram_min: needed(vram - self.spill_slots()),
-                nvme_min: needed(vram.saturating_sub(ram)),
+                ram_min: Size::from_bytes(u64::from(vram - slots) * ram_frame_size),
+                nvme_min: Size::from_bytes(u64::from(vram.saturating_sub(ram)) * page_size),
             });
         }
         Ok(())
@@ -275,6 +283,11 @@ impl Config {
         }
         Ok(())
     }
+}
+
+/// Whole frames in a size. Saturates; [`Config::validate`] refuses sizes that get near it.
+fn frames(size: Size, frame_size: u64) -> u32 {
+    u32::try_from(size.bytes() / frame_size.max(1)).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]

@@ -85,9 +85,9 @@ pub enum ConfigError {
         /// And above.
         above: Size,
     },
-    /// A tier has too few pages to move any.
+    /// A tier has too few frames to move any page.
     #[error(
-        "{tier} is {size}, but needs at least {pages_min} pages of {page_size}: \
+        "{tier} is {size}, but needs at least {frames_min} frames of {frame_size}: \
          with fewer, the pages that arrive and leave can wait for one another for ever"
     )]
     TierSmall {
@@ -95,29 +95,29 @@ pub enum ConfigError {
         tier: &'static str,
         /// As configured.
         size: Size,
-        /// As configured.
-        page_size: Size,
-        /// Fewest pages.
-        pages_min: u64,
+        /// Bytes of a frame: a page, and in RAM some room beside it.
+        frame_size: Size,
+        /// Fewest frames.
+        frames_min: u64,
         /// The same in bytes.
         size_min: Size,
     },
-    /// A tier has too many pages.
-    #[error("{tier} is {size}, but a tier has at most {size_max} with pages of {page_size}")]
+    /// A tier has too many frames.
+    #[error("{tier} is {size}, but a tier has at most {size_max} in frames of {frame_size}")]
     TierLarge {
         /// Which.
         tier: &'static str,
         /// As configured.
         size: Size,
-        /// As configured.
-        page_size: Size,
-        /// Most bytes at this page size.
+        /// Bytes of a frame.
+        frame_size: Size,
+        /// Most bytes in such frames.
         size_max: Size,
     },
     /// VRAM does not fit into the tiers below it.
     #[error(
-        "vram ({vram}) is larger than ram ({ram}) and nvme ({nvme}) together: \
-         evicted pages would have nowhere to go"
+        "vram ({vram}) is larger than ram ({ram}) and nvme ({nvme}) together, \
+         less the 4KiB that a RAM frame takes beside its page: evicted pages would have nowhere to go"
     )]
     NowhereToEvict {
         /// VRAM tier.

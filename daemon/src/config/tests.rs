@@ -33,7 +33,7 @@ fn defaults_are_valid_and_as_documented() {
     config.validate().unwrap();
     assert_eq!(config.socket, PathBuf::from("/run/user/1000/lapis.sock"));
     assert_eq!(config.spill_dir, PathBuf::from("/home/ada/.cache/lapis"));
-    assert_eq!((config.vram_frames(), config.ram_frames(), config.spill_slots()), (512, 512, 0));
+    assert_eq!((config.vram_frames(), config.ram_frames(), config.spill_slots()), (512, 511, 1));
     assert_eq!((config.page_size, config.queue_depth), (2_097_152, 8));
 }
 
@@ -45,7 +45,7 @@ socket_mode = \"0600\"
 device = \"sim\"
 vram = \"24GiB\"
 ram = \"8GiB\"
-nvme = \"16GiB\"
+nvme = \"17GiB\"
 spill_dir = \"/nvme\"
 page_size = \"4MiB\"
 queue_depth = 32
@@ -181,36 +181,40 @@ fn tiers_hold_a_handful_of_pages() {
     let (message, fix) = refusal(&Config { vram: Size::mib(7), ..config() });
     assert_eq!(
         message,
-        "vram is 7MiB, but needs at least 4 pages of 2MiB: \
+        "vram is 7MiB, but needs at least 4 frames of 2MiB: \
          with fewer, the pages that arrive and leave can wait for one another for ever"
     );
     assert_eq!(fix, "raise vram to at least 8MiB, or lower page_size");
-    let (_, fix) = refusal(&Config { ram: Size::mib(15), ..config() });
-    assert_eq!(fix, "raise ram to at least 16MiB, or lower page_size");
-    Config { vram: Size::mib(8), ram: Size::mib(16), ..config() }.validate().unwrap();
+    let (message, fix) = refusal(&Config { ram: Size::mib(16), ..config() });
+    assert!(
+        message.starts_with("ram is 16MiB, but needs at least 8 frames of 2052KiB: "),
+        "{message}"
+    );
+    assert_eq!(fix, "raise ram to at least 16416KiB, or lower page_size");
+    Config { vram: Size::mib(8), ram: Size::kib(16_416), ..config() }.validate().unwrap();
 
     let large = Config { vram: Size::gib(2 << 20), page_size: 64 << 10, ..config() };
     let (message, fix) = refusal(&large);
-    assert_eq!(message, "vram is 2048TiB, but a tier has at most 1TiB with pages of 64KiB");
+    assert_eq!(message, "vram is 2048TiB, but a tier has at most 1TiB in frames of 64KiB");
     assert_eq!(fix, "raise page_size, or lower vram to at most 1TiB");
 }
 
 #[test]
 fn vram_fits_into_the_tiers_below() {
-    let small = Config { vram: Size::gib(3), nvme: Some(Size::mib(1025)), ..config() };
+    let small = Config { vram: Size::gib(3), nvme: Some(Size::gib(2)), ..config() };
     let (message, fix) = refusal(&small);
     assert_eq!(
         message,
-        "vram (3GiB) is larger than ram (1GiB) and nvme (1025MiB) together: \
-         evicted pages would have nowhere to go"
+        "vram (3GiB) is larger than ram (1GiB) and nvme (2GiB) together, \
+         less the 4KiB that a RAM frame takes beside its page: evicted pages would have nowhere to go"
     );
-    assert_eq!(fix, "raise ram to at least 2GiB, or nvme to at least 2GiB");
-    Config { nvme: Some(Size::gib(2)), ..small.clone() }.validate().unwrap();
-    Config { ram: Size::gib(2), ..small.clone() }.validate().unwrap();
+    assert_eq!(fix, "raise ram to at least 1026MiB, or nvme to at least 2050MiB");
+    Config { nvme: Some(Size::mib(2050)), ..small.clone() }.validate().unwrap();
+    Config { ram: Size::mib(1026), ..small.clone() }.validate().unwrap();
 
     let auto = Config { nvme: None, ..small };
     auto.validate().unwrap();
-    assert_eq!(auto.nvme_size(), Size::gib(2));
+    assert_eq!(auto.nvme_size(), Size::mib(2050));
     let odd = Config { vram: Size::mib(27), ram: Size::mib(17), ..auto };
     assert_eq!((odd.vram_frames(), odd.ram_frames(), odd.spill_slots()), (13, 8, 5));
     odd.validate().unwrap();
