@@ -131,3 +131,21 @@ pub trait Device {
     /// [`DeviceFault::Frame`], e.g. out of descriptors.
     fn export(&self, frame: VramFrame) -> Result<OwnedFd, DeviceFault>;
 }
+
+impl<T: Device + ?Sized> Device for Box<T> {
+    fn info(&self) -> &DeviceInfo {
+        (**self).info()
+    }
+
+    fn submit(&mut self, tag: Tag, op: DeviceOp) -> Result<(), Full> {
+        (**self).submit(tag, op)
+    }
+
+    fn poll(&mut self, done: &mut Vec<DeviceDone>) {
+        (**self).poll(done);
+    }
+
+    fn export(&self, frame: VramFrame) -> Result<OwnedFd, DeviceFault> {
+        (**self).export(frame)
+    }
+}

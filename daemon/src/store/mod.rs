@@ -9,9 +9,15 @@
 use crate::device::Full;
 use crate::engine::ids::{FileId, RamFrame, SpillSlot, Tag};
 
+mod any;
+mod file;
+mod progress;
 pub mod spill;
+mod task;
 pub mod threads;
 pub mod uring;
+
+pub use any::AnyStore;
 
 /// Reads are rounded out to this; no device needs more.
 pub const ALIGNMENT: u64 = 4096;
@@ -99,6 +105,29 @@ pub enum StoreFault {
     Checksum {
         /// Byte offset in the spill.
         offset: u64,
+    },
+}
+
+/// The store could not be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreSetupError {
+    /// No ring.
+    #[error(
+        "{call} failed: {source}; where io_uring is switched off (kernel.io_uring_disabled, seccomp), use threads"
+    )]
+    Ring {
+        /// The call that failed.
+        call: &'static str,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// No thread.
+    #[error(
+        "a store thread could not be started: {source}; raise the limit on processes (ulimit -u, pids.max)"
+    )]
+    Thread {
+        /// Why.
+        source: std::io::Error,
     },
 }
 
