@@ -182,7 +182,7 @@ impl Engine {
                 .get(&id)
                 .filter(|allocation| allocation.session == session)
                 .ok_or_else(|| refusal::unknown_allocation(id))?;
-            let pages = self.table.backing(allocation.backing).len();
+            let pages = self.table.backing(allocation.backing).pages_count();
             let end = u64::from(range.first) + u64::from(range.count);
             if range.count == 0 || end > u64::from(pages) {
                 return Err(refusal::out_of_range(id, end, pages));
@@ -226,7 +226,7 @@ impl Engine {
             // Nobody may join it any more: its pages are going.
             self.files.remove(&key);
         }
-        let pages = self.table.backing(allocation.backing).len();
+        let pages = self.table.backing(allocation.backing).pages_count();
         for index in 0..pages {
             self.empty_if_idle(PageRef { backing: allocation.backing, index });
         }
@@ -266,7 +266,7 @@ impl Engine {
         }
         let backing = self.table.remove(id);
         match backing.source {
-            Source::Anonymous(_) => self.anonymous_pages -= u64::from(backing.len()),
+            Source::Anonymous(_) => self.anonymous_pages -= u64::from(backing.pages_count()),
             Source::File { file, .. } => outbox.push(Command::CloseFile(file)),
         }
     }

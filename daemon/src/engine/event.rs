@@ -220,9 +220,8 @@ impl TransferFault {
             Self::Store(StoreFault::Truncated { offset, .. }) => (Code::FileTruncated, *offset),
             Self::Store(StoreFault::Changed { offset }) => (Code::FileChanged, *offset),
             Self::Store(StoreFault::Checksum { offset }) => (Code::DataLost, *offset),
-            Self::Device(DeviceFault::Frame { .. } | DeviceFault::Lost { .. }) => {
-                (Code::DeviceLost, 0)
-            }
+            Self::Store(StoreFault::NotRegular | StoreFault::NotReadable) => (Code::NotAFile, 0),
+            Self::Device(_) => (Code::DeviceLost, 0),
         }
     }
 
@@ -235,6 +234,9 @@ impl TransferFault {
             }
             Self::Store(StoreFault::Truncated { .. } | StoreFault::Changed { .. }) => {
                 "open the file again to see its present bytes"
+            }
+            Self::Store(StoreFault::NotRegular | StoreFault::NotReadable) => {
+                "pass a regular file that is open for reading"
             }
             Self::Store(StoreFault::Checksum { .. }) => {
                 "the page's bytes are gone; free the allocation and compute them again"

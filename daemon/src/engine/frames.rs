@@ -82,12 +82,13 @@ impl VramFrames {
         }
     }
 
-    /// Takes a frame that a client of `domain` may be shown: its own domain's first.
-    pub fn take(&mut self, domain: Domain) -> Option<VramFrame> {
+    /// Takes a frame that a client of `domain` may be shown: one its own domain used last if there is one, which the
+    /// second value says.
+    pub fn take(&mut self, domain: Domain) -> Option<(VramFrame, bool)> {
         let own = self.seen.get_mut(&domain).and_then(Vec::pop);
         let frame = own.or_else(|| self.unseen.pop())?;
         self.free -= 1;
-        Some(frame)
+        Some((frame, own.is_some()))
     }
 
     /// Gives back a frame that clients of `domain` may have seen.

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use lapis_proto::message::Access;
+
 use super::Engine;
 use super::ids::{PageRef, VramFrame};
 use super::page::{Motion, Page, RamClass, VramClass};
@@ -20,7 +22,7 @@ impl Engine {
 
     fn all_pages(&self) -> impl Iterator<Item = (PageRef, &Page, bool)> {
         self.table.iter().flat_map(move |(id, backing)| {
-            (0..backing.len()).map(move |index| {
+            (0..backing.pages_count()).map(move |index| {
                 let at = PageRef { backing: id, index };
                 (at, self.table.page(at), backing.file_backed())
             })
@@ -100,9 +102,19 @@ impl Engine {
         let cap = self.limits.mapped_pages_max();
         assert_eq!(pins.len(), self.table.pinned as usize, "pinned pages");
         assert!(self.table.pinned <= cap, "{} pages are pinned of {cap}", self.table.pinned);
+        let mut overwriters: BTreeMap<PageRef, u32> = BTreeMap::new();
+        let overwriting =
+            self.pending.values().filter(|map| map.admitted && map.access == Access::Overwrite);
+        for at in overwriting.flat_map(|map| &map.spans).flat_map(|span| span.pages()) {
+            *overwriters.entry(at).or_default() += 1;
+        }
         let mut in_orders = [0usize; 5];
         for (at, page, file_backed) in self.all_pages() {
             assert_eq!(page.pins, pins.get(&at).copied().unwrap_or(0), "pins of {at:?}");
+            let expected = overwriters.get(&at).copied().unwrap_or(0);
+            assert_eq!(page.overwriters, expected, "overwriters of {at:?}");
+            assert!(!page.provisional || (expected > 0 && page.vram.is_some()), "{at:?}: {page:?}");
+            assert!(!page.zeros || (page.ram.is_none() && page.slot.is_none()), "{at:?}: {page:?}");
             assert_eq!(page.vram_class, page.class_in_vram(), "order of {at:?} in VRAM");
             assert_eq!(page.ram_class, page.class_in_ram(file_backed), "order of {at:?} in RAM");
             match page.vram_class {
@@ -184,8 +196,8 @@ impl Engine {
             let expected = references.get(&id).copied().unwrap_or(0);
             assert_eq!(backing.references, expected, "references of {id:?}");
             assert!(expected > 0 || backing.busy > 0, "{id:?} is kept for nobody");
-            anonymous += if backing.file_backed() { 0 } else { u64::from(backing.len()) };
-            pages += u64::from(backing.len());
+            anonymous += if backing.file_backed() { 0 } else { u64::from(backing.pages_count()) };
+            pages += u64::from(backing.pages_count());
         }
         assert_eq!(anonymous, self.anonymous_pages);
         assert_eq!(pages, self.table.pages);

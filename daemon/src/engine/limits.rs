@@ -10,8 +10,6 @@ pub const PREFETCH_EXPIRES_AFTER_TIERS: u64 = 4;
 pub const REVOKE_WAIT_US: u64 = 2_000_000;
 /// Microseconds without writes to the spill after one failed.
 pub const SPILL_REST_US: u64 = 1_000_000;
-/// Longest wait that a map may ask for, microseconds.
-pub const MAP_WAIT_US_MAX: u64 = 600_000_000;
 
 /// Sizes and bounds that the configuration sets.
 #[derive(Debug, Clone)]
@@ -32,6 +30,8 @@ pub struct Limits {
     pub allocations_per_session_max: u32,
     /// Mappings of one session, granted or waited for.
     pub mappings_per_session_max: u32,
+    /// Longest wait of a map, microseconds; longer ones are cut.
+    pub map_wait_us_max: u64,
     /// Pages of all allocations together: bounds the metadata.
     pub pages_max: u64,
 }
@@ -49,6 +49,7 @@ impl Limits {
             sessions_max: 64,
             allocations_per_session_max: 64,
             mappings_per_session_max: 64,
+            map_wait_us_max: 60_000_000,
             pages_max: 1 << 20,
         }
     }

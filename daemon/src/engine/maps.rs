@@ -13,7 +13,7 @@ use super::Engine;
 use super::allocator::Span;
 use super::event::{Command, Outbox, Reply, TransferFault};
 use super::ids::{MappingId, PageRef, RequestId, SessionId, VramFrame};
-use super::limits::{MAP_WAIT_US_MAX, PREFETCH_PAGES_MAX};
+use super::limits::PREFETCH_PAGES_MAX;
 use super::page::Motion;
 use super::policy::next_use::predict;
 use super::refusal;
@@ -137,7 +137,8 @@ impl Engine {
         self.last_id += 1;
         let id = PendingId(self.last_id);
         // With no wait for room granted there is still the wait for the bytes.
-        let wait = if wait_us == 0 { MAP_WAIT_US_MAX } else { wait_us.min(MAP_WAIT_US_MAX) };
+        let longest = self.limits.map_wait_us_max;
+        let wait = if wait_us == 0 { longest } else { wait_us.min(longest) };
         let deadline_us = now.saturating_add(wait);
         self.deadlines.insert((deadline_us, id));
         let pending = PendingMap {
@@ -192,12 +193,12 @@ impl Engine {
     fn admit(&mut self, id: PendingId) {
         let mut pending = self.pending.remove(&id).expect("queued maps are pending");
         pending.admitted = true;
-        let write = writes(pending.access);
+        let access = pending.access;
         let spans = std::mem::take(&mut pending.spans);
         for at in spans.iter().flat_map(|span| span.pages()) {
             self.count_use(&mut pending, at);
-            self.pin_for_use(at);
-            if !self.table.page(at).ready(write) {
+            self.pin_for_use(at, access);
+            if !self.table.page(at).ready(access) {
                 pending.missing += 1;
                 self.page_waiters.entry(at).or_default().push(id);
                 self.want(at);
@@ -235,12 +236,13 @@ impl Engine {
         pending.hits_ram += u32::from(page.vram.is_none() && page.ram.is_some());
     }
 
-    fn pin_for_use(&mut self, at: PageRef) {
+    fn pin_for_use(&mut self, at: PageRef, access: Access) {
         self.clock += 1;
         let clock = self.clock;
-        let pages = self.table.backing(at.backing).len();
+        let pages = self.table.backing(at.backing).pages_count();
         self.table.update(at, |page| {
             page.pins += 1;
+            page.overwriters += u32::from(access == Access::Overwrite);
             page.retained = page.vram.is_some() && !page.fetched;
             page.fetched = false;
             page.prefetched = false;
@@ -261,7 +263,8 @@ impl Engine {
 
     /// Grants what has become complete.
     pub(super) fn grant_complete(&mut self, now: u64, outbox: &mut Outbox) {
-        for id in std::mem::take(&mut self.complete) {
+        // A grant may complete others.
+        while let Some(id) = self.complete.pop() {
             if self.pending.get(&id).is_some_and(|pending| pending.missing == 0) {
                 self.grant(id, now, outbox);
             }
@@ -274,7 +277,7 @@ impl Engine {
         let mut frames = Vec::with_capacity(pending.spans.iter().map(|s| s.count as usize).sum());
         for at in pending.spans.iter().flat_map(|span| span.pages()) {
             if writes(pending.access) {
-                self.make_sole(at);
+                self.make_sole(at, pending.access);
             }
             frames.push(self.table.page(at).vram.expect("a complete map's pages are in VRAM"));
         }
@@ -301,14 +304,22 @@ impl Engine {
         let (hits_vram, hits_ram) = (pending.hits_vram, pending.hits_ram);
         let reply = Reply::Mapped(Mapped { mapping, frames, hits_vram, hits_ram, waited_us });
         outbox.push(Command::Reply { session, request, reply });
+        if pending.access == Access::Overwrite {
+            // Whoever waits for the bytes of a page that was provisional can have them now.
+            for at in pending.spans.iter().flat_map(|span| span.pages()) {
+                self.tell_waiters(at);
+            }
+        }
         self.mappings.insert(mapping, Mapping { session, spans: pending.spans });
     }
 
     /// The VRAM copy is about to be written: the others would be stale.
-    fn make_sole(&mut self, at: PageRef) {
+    fn make_sole(&mut self, at: PageRef, access: Access) {
         let (ram, slot) = self.table.update(at, |page| {
-            debug_assert!(page.ready(true), "{at:?} is moving: {page:?}");
+            debug_assert!(page.ready(access), "{at:?} is not ready: {page:?}");
+            page.overwriters -= u32::from(access == Access::Overwrite);
             page.zeros = false;
+            page.provisional = false;
             (page.ram.take(), page.slot.take())
         });
         if let Some(frame) = ram {
@@ -392,8 +403,30 @@ impl Engine {
                 }
             }
         }
+        if pending.access == Access::Overwrite {
+            for at in pending.spans.iter().flat_map(|span| span.pages()) {
+                self.give_up_overwriting(at);
+            }
+        }
         self.unpin(&pending.spans, outbox);
         pending
+    }
+
+    /// One overwriter less; if it was the last, a provisional copy goes and the page's bytes are as before.
+    fn give_up_overwriting(&mut self, at: PageRef) {
+        let frame = self.table.update(at, |page| {
+            page.overwriters -= 1;
+            if page.overwriters > 0 || !std::mem::take(&mut page.provisional) {
+                return None;
+            }
+            page.vram.take()
+        });
+        if let Some(frame) = frame {
+            self.vram.put(self.table.backing(at.backing).domain, frame);
+            if self.page_waiters.contains_key(&at) {
+                self.want(at);
+            }
+        }
     }
 
     pub(super) fn refuse_pending(&mut self, id: PendingId, refused: Refused, outbox: &mut Outbox) {
@@ -424,23 +457,7 @@ impl Engine {
         if self.table.page(at).motion != Motion::Still {
             return;
         }
-        if let Some(waiters) = self.page_waiters.remove(&at) {
-            let mut rest = Vec::new();
-            for id in waiters {
-                let pending = self.pending.get_mut(&id).expect("waiters are pending");
-                if self.table.page(at).ready(writes(pending.access)) {
-                    pending.missing -= 1;
-                    if pending.missing == 0 {
-                        self.complete.push(id);
-                    }
-                } else {
-                    rest.push(id);
-                }
-            }
-            if !rest.is_empty() {
-                self.page_waiters.insert(at, rest);
-            }
-        }
+        self.tell_waiters(at);
         let page = self.table.page(at);
         if page.needs_fill() {
             let queue = if page.pins > 0 { &mut self.fill_demand } else { &mut self.fill_prefetch };
@@ -449,6 +466,25 @@ impl Engine {
         if self.table.backing(at.backing).references == 0 {
             self.empty_if_idle(at);
             self.remove_if_idle(at.backing, outbox);
+        }
+    }
+
+    fn tell_waiters(&mut self, at: PageRef) {
+        let Some(waiters) = self.page_waiters.remove(&at) else { return };
+        let mut rest = Vec::new();
+        for id in waiters {
+            let pending = self.pending.get_mut(&id).expect("waiters are pending");
+            if self.table.page(at).ready(pending.access) {
+                pending.missing -= 1;
+                if pending.missing == 0 {
+                    self.complete.push(id);
+                }
+            } else {
+                rest.push(id);
+            }
+        }
+        if !rest.is_empty() {
+            self.page_waiters.insert(at, rest);
         }
     }
 

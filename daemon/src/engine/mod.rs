@@ -147,6 +147,12 @@ impl Engine {
         [map, revocation, spill].into_iter().flatten().min()
     }
 
+    /// Whether a session is open, or lingers.
+    #[must_use]
+    pub fn has_session(&self, session: SessionId) -> bool {
+        self.sessions.contains_key(&session)
+    }
+
     /// Open and lingering sessions.
     #[must_use]
     pub fn sessions_count(&self) -> usize {
@@ -276,7 +282,7 @@ impl Engine {
         }
         let session = self.session_mut(id);
         session.lingering = true;
-        if session.said_bye {
+        if session.holds_nothing() {
             self.handle_died(id, outbox);
         }
     }

@@ -1,8 +1,10 @@
 //! One page: where its copies are and what is moving.
 //!
 //! Invariant: all copies of a page hold the same bytes, except while it is mapped for writing: then VRAM's is the only
-//! one. So nothing is ever "dirty" by a flag: a copy may be dropped exactly when another one remains (a file counts as
+//! one; and except for a provisional VRAM copy, which an overwriter waits for. So nothing is ever "dirty" by a flag: a copy may be dropped exactly when another one remains (a file counts as
 //! one, and so do zeros for a page never written).
+
+use lapis_proto::message::Access;
 
 use super::ids::{RamFrame, SpillSlot, VramFrame};
 
@@ -108,6 +110,10 @@ pub struct Page {
     pub retained: bool,
     /// Its VRAM copy is zeros and was never mapped for writing.
     pub zeros: bool,
+    /// Admitted maps that will overwrite it and are not granted yet.
+    pub overwriters: u32,
+    /// Its VRAM copy is a frame to be overwritten, not the page's bytes; the other copies still are.
+    pub provisional: bool,
     pub(super) vram_class: VramClass,
     pub(super) ram_class: RamClass,
 }
@@ -129,6 +135,8 @@ impl Page {
             filled_by_prefetch: false,
             retained: false,
             zeros: false,
+            overwriters: 0,
+            provisional: false,
             vram_class: VramClass::None,
             ram_class: RamClass::None,
         }
@@ -136,11 +144,12 @@ impl Page {
 
     /// Whether it can be used in VRAM right now. A write to the spill doesn't hinder readers.
     #[must_use]
-    pub fn ready(&self, write: bool) -> bool {
+    pub fn ready(&self, access: Access) -> bool {
         self.vram.is_some()
+            && (access == Access::Overwrite || !self.provisional)
             && match self.motion {
                 Motion::Still => true,
-                Motion::Out { .. } => !write,
+                Motion::Out { .. } => access == Access::Read,
                 Motion::NeedRam { .. }
                 | Motion::Reading { .. }
                 | Motion::Up { .. }
@@ -175,7 +184,7 @@ impl Page {
         if self.ram.is_none() || self.motion != Motion::Still {
             return RamClass::None;
         }
-        if self.vram.is_some() {
+        if self.vram.is_some() && !self.provisional {
             return if self.retained { RamClass::Duplicate } else { RamClass::Clean };
         }
         if self.pins > 0 {
@@ -217,7 +226,7 @@ mod tests {
             motion: Motion::Out { slot: SpillSlot(0) },
             ..Page::new()
         };
-        assert!(page.ready(false));
-        assert!(!page.ready(true));
+        assert!(page.ready(Access::Read));
+        assert!(!page.ready(Access::Write));
     }
 }

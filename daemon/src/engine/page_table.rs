@@ -54,7 +54,7 @@ pub struct Backing {
 impl Backing {
     /// Pages.
     #[must_use]
-    pub fn len(&self) -> u32 {
+    pub fn pages_count(&self) -> u32 {
         u32::try_from(self.pages.len()).expect("made from a u32")
     }
 
@@ -103,7 +103,7 @@ impl PageTable {
     /// Takes a backing whose pages have all been emptied.
     pub fn remove(&mut self, id: BackingId) -> Backing {
         let backing = self.backings[id.0 as usize].take().expect("a live backing");
-        self.pages -= u64::from(backing.len());
+        self.pages -= u64::from(backing.pages_count());
         self.vacant.insert(id.0);
         backing
     }

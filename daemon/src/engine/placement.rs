@@ -34,15 +34,21 @@ enum Need {
 impl Engine {
     /// Restores what must always hold: whatever can be granted is granted, whatever can move moves.
     pub(super) fn advance(&mut self, now: u64, outbox: &mut Outbox) {
-        self.admit_queued();
-        self.grant_complete(now, outbox);
-        if self.device_lost {
-            return;
+        loop {
+            self.admit_queued();
+            self.grant_complete(now, outbox);
+            if self.device_lost {
+                return;
+            }
+            self.fill(Need::Demand, now, outbox);
+            self.read(Need::Demand, now, outbox);
+            self.fill(Need::Prefetch, now, outbox);
+            self.read(Need::Prefetch, now, outbox);
+            // A page that is going to be overwritten may be ready without a hop.
+            if self.complete.is_empty() {
+                return;
+            }
         }
-        self.fill(Need::Demand, now, outbox);
-        self.read(Need::Demand, now, outbox);
-        self.fill(Need::Prefetch, now, outbox);
-        self.read(Need::Prefetch, now, outbox);
     }
 
     fn fill(&mut self, need: Need, now: u64, outbox: &mut Outbox) {
@@ -57,16 +63,32 @@ impl Engine {
                 continue;
             }
             let waiting = u32::try_from(queue.len()).unwrap_or(u32::MAX);
-            let Some(frame) = self.vram_frame(at, need, waiting, now, outbox) else { return };
+            let Some((frame, own)) = self.vram_frame(at, need, waiting, now, outbox) else {
+                return;
+            };
             match need {
                 Need::Demand => self.fill_demand.pop_front(),
                 Need::Prefetch => self.fill_prefetch.pop_front(),
             };
-            self.start_fill(at, frame, need, outbox);
+            if own && self.table.page(at).overwriters > 0 {
+                self.take_as_is(at, frame, outbox);
+            } else {
+                self.start_fill(at, frame, need, outbox);
+            }
         }
     }
 
-    /// A VRAM frame for this page: a free one, or one whose page can be dropped; else starts to make room.
+    /// A page that will be overwritten needs no bytes, and what its own domain left in the frame is no secret.
+    fn take_as_is(&mut self, at: PageRef, frame: VramFrame, outbox: &mut Outbox) {
+        self.table.update(at, |page| {
+            page.vram = Some(frame);
+            page.provisional = true;
+        });
+        self.page_settled(at, outbox);
+    }
+
+    /// A VRAM frame for this page, and whether only its own domain has used it: a free one, or one whose page can be
+    /// dropped; else starts to make room.
     fn vram_frame(
         &mut self,
         at: PageRef,
@@ -74,7 +96,7 @@ impl Engine {
         waiting: u32,
         now: u64,
         outbox: &mut Outbox,
-    ) -> Option<VramFrame> {
+    ) -> Option<(VramFrame, bool)> {
         let domain = self.table.backing(at.backing).domain;
         if need == Need::Prefetch && !self.prefetch_has_room() {
             return None;
@@ -157,13 +179,13 @@ impl Engine {
         let backing = self.table.backing(at.backing);
         let shift = self.shift_of(at);
         let page = self.table.page(at);
-        if let Some(source) = page.ram {
+        if let (Some(source), 0) = (page.ram, page.overwriters) {
             self.table.update(at, |page| {
                 page.motion = Motion::Up { target };
                 page.filled_by_prefetch = need == Need::Prefetch;
             });
             self.start(at, Hop::Up { source, shift, target }, outbox);
-        } else if backing.file_backed() || page.slot.is_some() {
+        } else if page.overwriters == 0 && (backing.file_backed() || page.slot.is_some()) {
             self.table.update(at, |page| {
                 page.motion = Motion::NeedRam { target };
                 page.filled_by_prefetch = need == Need::Prefetch;
@@ -333,10 +355,17 @@ impl Engine {
     }
 
     fn filled(&mut self, at: PageRef, target: VramFrame, zeros: bool) {
+        let page = self.table.page(at);
+        let others = page.ram.is_some() || page.slot.is_some();
+        if zeros && others && page.overwriters == 0 {
+            // Whoever was going to overwrite it has given up: its bytes are elsewhere.
+            return self.cancel_fill(at, target);
+        }
         let by_prefetch = self.table.update(at, |page| {
             page.vram = Some(target);
             page.motion = Motion::Still;
-            page.zeros = zeros;
+            page.zeros = zeros && !others;
+            page.provisional = zeros && others;
             page.fetched = page.pins == 0;
             std::mem::take(&mut page.filled_by_prefetch)
         });

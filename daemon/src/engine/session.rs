@@ -72,6 +72,12 @@ impl Session {
         had
     }
 
+    /// Whether the process can touch no frame.
+    #[must_use]
+    pub fn holds_nothing(&self) -> bool {
+        self.mappings.is_empty() && self.imported.iter().all(|bits| *bits == 0)
+    }
+
     /// The process has no frame any more.
     pub(super) fn forget_all(&mut self) {
         self.imported = Vec::new();

@@ -46,6 +46,8 @@ struct World {
     ram: Vec<u64>,
     slots: Vec<u64>,
     hops: Vec<(Tag, Hop)>,
+    commands: VecDeque<Command>,
+    obeying: bool,
     files: BTreeMap<FileId, u64>,
     clients: BTreeMap<SessionId, Client>,
     bytes: BTreeMap<(AllocationId, u32), u64>,
@@ -80,6 +82,8 @@ impl World {
             ram: fill(ram),
             slots: fill(slots),
             hops: Vec::new(),
+            commands: VecDeque::new(),
+            obeying: false,
             files: BTreeMap::new(),
             clients: BTreeMap::new(),
             bytes: BTreeMap::new(),
@@ -93,8 +97,13 @@ impl World {
         let mut outbox = Outbox::new();
         self.engine.apply(event, self.now, &mut outbox);
         self.engine.verify_invariants();
-        for command in outbox {
-            self.obey(command);
+        self.commands.extend(outbox);
+        // Obeying one may make the engine command more: those come after, as on a socket.
+        if !std::mem::replace(&mut self.obeying, true) {
+            while let Some(command) = self.commands.pop_front() {
+                self.obey(command);
+            }
+            self.obeying = false;
         }
     }
 
@@ -179,6 +188,9 @@ impl World {
                 None => self.bytes.get(&(allocation, page)).copied().unwrap_or(0),
             };
             let found = &mut self.vram[frame.0 as usize];
+            if *access == Access::Overwrite {
+                *found = expected;
+            }
             assert_eq!(*found, expected, "page {page} of {allocation:?} in {frame:?}");
             if *access != Access::Read {
                 self.next += 1;
