@@ -1,1 +1,340 @@
-//! Placeholder.
+//! The reactor: one thread that runs the sessions, the engine, the ring and the timers.
+
+use std::cell::RefCell;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::unix::AsyncFd;
+use tokio::sync::oneshot;
+use tokio::task::LocalSet;
+
+use crate::config::{Config, ConfigError, IoEngine};
+use crate::device::sim::{SimDevice, SimOptions};
+use crate::device::{Device, DeviceFault};
+use crate::engine::Engine;
+use crate::engine::limits::Limits;
+use crate::server::core::Core;
+use crate::server::listener::{ListenError, Listener};
+use crate::server::session;
+use crate::store::spill::{Spill, SpillError};
+use crate::store::{AnyStore, StoreSetupError};
+use crate::sys::memory::{MemoryError, RamPool};
+use crate::sys::waker::Waker;
+use crate::sys::watch;
+use crate::transfer::Transfer;
+
+/// How long transfers under way may take when the daemon stops.
+const DRAIN_WAIT: Duration = Duration::from_secs(10);
+/// How long to wait after `accept` failed, e.g. for lack of descriptors.
+const ACCEPT_REST: Duration = Duration::from_millis(100);
+
+/// The daemon can't start, or had to end.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The configuration can't be used.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The RAM tier can't be had.
+    #[error("cannot make the RAM tier: {0}")]
+    Memory(#[from] MemoryError),
+    /// The VRAM tier can't be had.
+    #[error("cannot make the VRAM tier: {0}")]
+    Device(#[from] DeviceFault),
+    /// The spill can't be had.
+    #[error("cannot make the spill: {0}")]
+    Spill(#[from] SpillError),
+    /// Neither io_uring nor threads can be had.
+    #[error("cannot set up file I/O: {0}")]
+    Store(#[from] StoreSetupError),
+    /// io_uring is asked for by name and refused.
+    #[error("io = \"uring\" is configured, but io_uring is refused here; use io = \"auto\"")]
+    NoUring,
+    /// The socket can't be had.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// The system refuses something that everything needs.
+    #[error("cannot {what}: {source}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The device failed for good.
+    #[error("the device is lost; the daemon ends so that it can be started afresh")]
+    DeviceLost,
+}
+
+/// Tells a running daemon to stop: when the sender sends or is dropped.
+pub type Stop = oneshot::Receiver<()>;
+
+fn system(what: &'static str) -> impl FnOnce(std::io::Error) -> StartError {
+    move |source| StartError::System { what, source }
+}
+
+/// Runs a daemon on this thread until `SIGTERM` or `SIGINT`.
+///
+/// # Errors
+/// [`StartError`].
+pub fn run(config: &Config, ready: impl FnOnce()) -> Result<(), StartError> {
+    block_on(async {
+        use tokio::signal::unix::{SignalKind, signal};
+        let mut term = signal(SignalKind::terminate()).map_err(system("catch SIGTERM"))?;
+        let mut int = signal(SignalKind::interrupt()).map_err(system("catch SIGINT"))?;
+        let stop = async move {
+            tokio::select! {
+                _ = term.recv() => "SIGTERM",
+                _ = int.recv() => "SIGINT",
+            }
+        };
+        serve(config, ready, stop).await
+    })
+}
+
+fn block_on<T>(future: impl Future<Output = Result<T, StartError>>) -> Result<T, StartError> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(system("start the reactor"))?;
+    LocalSet::new().block_on(&runtime, future)
+}
+
+/// The movers and the engine that a configuration asks for.
+fn build(config: &Config, waker: &Waker) -> Result<Core, StartError> {
+    config.validate()?;
+    let pool = Arc::new(RamPool::new(config.ram.bytes(), config.page_size)?);
+    let options = SimOptions {
+        frames: config.vram_frames(),
+        page_size: config.page_size,
+        copy_threads: config.copy_threads as usize,
+        bandwidth_bytes_per_s: config.link.bandwidth.map(crate::config::Rate::bytes_per_s),
+        latency: config.link.latency,
+    };
+    let device = SimDevice::new(&options, &pool, waker)?;
+    let slots = config.spill_slots();
+    let spill = (slots > 0)
+        .then(|| Spill::create(&config.spill_dir, slots, config.page_size))
+        .transpose()?;
+    let limits = Limits {
+        page_size: config.page_size,
+        vram_frames: device.info().frames,
+        ram_frames: pool.frames(),
+        spill_slots: slots,
+        depth: config.queue_depth,
+        sessions_max: config.limits.sessions_max,
+        allocations_per_session_max: config.limits.allocations_max,
+        mappings_per_session_max: config.limits.mappings_max,
+        map_wait_us_max: u64::try_from(config.limits.map_wait_max.as_micros()).unwrap_or(u64::MAX),
+        pages_max: u64::from(config.limits.pages_max),
+    };
+    tracing::info!(
+        vram_frames = limits.vram_frames,
+        vram_pages = device.info().page_kind,
+        ram_frames = limits.ram_frames,
+        ram_pages = pool.page_kind().name(),
+        spill_slots = slots,
+        "tiers are ready"
+    );
+    let force_threads = config.io == IoEngine::Threads;
+    let store = AnyStore::open(pool, spill, config.queue_depth, waker.clone(), force_threads)?;
+    if let (IoEngine::Uring, AnyStore::Threads(_)) = (config.io, &store) {
+        return Err(StartError::NoUring);
+    }
+    let transfer = Transfer::new(store, Box::new(device) as Box<dyn Device>);
+    Ok(Core::new(Engine::new(limits), transfer))
+}
+
+async fn serve(
+    config: &Config,
+    ready: impl FnOnce(),
+    stop: impl Future<Output = &'static str>,
+) -> Result<(), StartError> {
+    let waker = Waker::new().map_err(|errno| system("make an eventfd")(errno.into()))?;
+    // The socket first: a second daemon must not touch memory or spill before it learns that there is one.
+    let listener = Listener::bind(&config.socket, config.socket_mode)?;
+    let core = Rc::new(RefCell::new(build(config, &waker)?));
+    let completions = waker.as_fd().try_clone_to_owned().and_then(watch::readable);
+    let completions = completions.map_err(system("watch for completions"))?;
+    ready();
+    tracing::info!("ready on {}", config.socket.display());
+    let ended = tokio::select! {
+        reason = stop => {
+            tracing::info!("stopping: {reason}");
+            Ok(())
+        }
+        () = accept(&core, &listener) => Ok(()),
+        () = timers(&core) => Ok(()),
+        error = complete(&core, &waker, &completions) => Err(error),
+    };
+    // No new clients; what is moving ends before its buffers go.
+    drop(listener);
+    drain(&core, &waker, &completions).await;
+    ended
+}
+
+async fn accept(core: &Rc<RefCell<Core>>, listener: &Listener) {
+    loop {
+        match listener.socket().accept().await {
+            Ok((stream, _address)) => {
+                let core = Rc::clone(core);
+                // Ends with its client, or with the daemon.
+                let _task = tokio::task::spawn_local(session::serve(core, stream));
+            }
+            Err(error) => {
+                tracing::warn!("cannot accept a client: {error}");
+                tokio::time::sleep(ACCEPT_REST).await;
+            }
+        }
+    }
+}
+
+async fn timers(core: &Rc<RefCell<Core>>) {
+    let changed = Rc::clone(&core.borrow().timer);
+    loop {
+        let (deadline, now) = {
+            let core = core.borrow();
+            (core.next_deadline(), core.now_us())
+        };
+        let Some(deadline) = deadline else {
+            changed.notified().await;
+            continue;
+        };
+        let wait = Duration::from_micros(deadline.saturating_sub(now));
+        tokio::select! {
+            () = changed.notified() => {}
+            () = tokio::time::sleep(wait) => {
+                let mut core = core.borrow_mut();
+                core.tick();
+                core.settle();
+            }
+        }
+    }
+}
+
+async fn complete(
+    core: &Rc<RefCell<Core>>,
+    waker: &Waker,
+    completions: &AsyncFd<OwnedFd>,
+) -> StartError {
+    loop {
+        match completions.readable().await {
+            Ok(mut ready) => {
+                waker.clear();
+                ready.clear_ready();
+            }
+            Err(error) => return system("watch for completions")(error),
+        }
+        let mut core = core.borrow_mut();
+        core.completions();
+        core.settle();
+        if core.device_lost() {
+            return StartError::DeviceLost;
+        }
+    }
+}
+
+async fn drain(core: &Rc<RefCell<Core>>, waker: &Waker, completions: &AsyncFd<OwnedFd>) {
+    let drained = tokio::time::timeout(DRAIN_WAIT, async {
+        while core.borrow().is_moving() {
+            match completions.readable().await {
+                Ok(mut ready) => {
+                    waker.clear();
+                    ready.clear_ready();
+                }
+                Err(error) => return tracing::error!("cannot watch for completions: {error}"),
+            }
+            core.borrow_mut().completions();
+        }
+    });
+    if drained.await.is_err() {
+        tracing::warn!("transfers are still under way after {DRAIN_WAIT:?}");
+    }
+}
+
+/// A daemon on a thread of this process, on a socket of its own. Stops when dropped.
+#[derive(Debug)]
+pub struct Embedded {
+    socket: PathBuf,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<std::thread::JoinHandle<Result<(), StartError>>>,
+    // Last, so that it is removed after the daemon has stopped.
+    _directory: PrivateDirectory,
+}
+
+impl Embedded {
+    /// Starts a daemon; returns once it serves. `config.socket` is ignored.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub fn start(mut config: Config) -> Result<Self, StartError> {
+        let directory = PrivateDirectory::new().map_err(system("make a directory for a socket"))?;
+        let socket = directory.0.join("lapis.sock");
+        config.socket.clone_from(&socket);
+        config.socket_mode = 0o600;
+        let (stop, stopped) = oneshot::channel();
+        let (ready, is_ready) = std::sync::mpsc::sync_channel(1);
+        let thread = std::thread::Builder::new()
+            .name("lapisd".to_owned())
+            .spawn(move || {
+                let stop = async move {
+                    // A dropped sender says the same as a message.
+                    let _dropped = stopped.await;
+                    "its owner is done"
+                };
+                // The receiver waits until it is told or this thread has failed.
+                let ready = move || ready.send(()).expect("the starter waits");
+                block_on(serve(&config, ready, stop))
+            })
+            .map_err(system("start a thread"))?;
+        if is_ready.recv().is_err() {
+            return match thread.join() {
+                Ok(Err(error)) => Err(error),
+                Ok(Ok(())) | Err(_) => Err(system("start the embedded daemon")(
+                    std::io::Error::other("its thread ended early"),
+                )),
+            };
+        }
+        Ok(Self { socket, stop: Some(stop), thread: Some(thread), _directory: directory })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+}
+
+impl Drop for Embedded {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        match self.thread.take().map(std::thread::JoinHandle::join) {
+            None | Some(Ok(Ok(()))) => {}
+            Some(Ok(Err(error))) => tracing::error!("the embedded daemon failed: {error}"),
+            Some(Err(_panic)) => tracing::error!("the embedded daemon panicked"),
+        }
+    }
+}
+
+/// A directory only we can enter; removed when dropped.
+#[derive(Debug)]
+struct PrivateDirectory(PathBuf);
+
+impl PrivateDirectory {
+    fn new() -> std::io::Result<Self> {
+        let parent = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+        let parent = parent.filter(|path| path.is_dir()).unwrap_or_else(std::env::temp_dir);
+        let template = parent.join("lapis-XXXXXX");
+        Ok(Self(nix::unistd::mkdtemp(&template)?))
+    }
+}
+
+impl Drop for PrivateDirectory {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_dir_all(&self.0) {
+            tracing::warn!("cannot remove {}: {error}", self.0.display());
+        }
+    }
+}
