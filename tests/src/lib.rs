@@ -1,1 +1,5 @@
-//! Harness shared by the tests of Lapis as a whole.
+//! Harness shared by the tests of Lapis as a whole: real binaries, real files, real processes.
+
+pub mod binaries;
+pub mod daemon;
+pub mod fixtures;
