@@ -281,6 +281,7 @@ mod tests {
         assert_eq!(bytes("2GB"), Ok(2_000_000_000));
         assert_eq!(bytes(" 2 tib "), Ok(2_199_023_255_552));
         assert_eq!(bytes("0.1KiB"), Ok(102));
+        assert_eq!(bytes("1.25GiB"), Ok(1_342_177_280));
         assert_eq!(bytes("18446744073709551615"), Ok(u64::MAX));
     }
 

@@ -84,6 +84,32 @@ fn each_setting_is_merged() {
         link: Link { bandwidth: Some(Rate::from_bytes_per_s(1)), latency: Duration::ZERO },
         ..config()
     });
+    let other = Settings::from(&Config {
+        socket: "/other".into(),
+        socket_mode: 0o600,
+        device: DeviceChoice::Sim,
+        vram: Size::mib(1),
+        ram: Size::mib(2),
+        nvme: Some(Size::mib(3)),
+        spill_dir: "/other".into(),
+        page_size: 4096,
+        queue_depth: 4,
+        copy_threads: 5,
+        link: Link {
+            bandwidth: Some(Rate::from_bytes_per_s(6)),
+            latency: Duration::from_micros(7),
+        },
+        io: IoEngine::Threads,
+        limits: Limits {
+            sessions_max: 8,
+            allocations_max: 9,
+            mappings_max: 10,
+            requests_max: 11,
+            pages_max: 12,
+            map_wait_max: Duration::from_secs(13),
+        },
+    });
+    assert_eq!(all.clone().over(other), all);
     assert_eq!(all.clone().over(Settings::default()), all);
     assert_eq!(Settings::default().over(all.clone()), all);
     let keys: Vec<String> =
