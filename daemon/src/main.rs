@@ -1,13 +1,16 @@
 //! `lapisd`, the Lapis daemon: reads the configuration, starts the log, runs the reactor until it is told to stop.
 
 use std::ffi::OsStr;
+use std::fs::DirBuilder;
 use std::io::{IsTerminal, Write};
-use std::path::PathBuf;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Parser;
 use lapisd::config::{Config, ConfigError, DeviceChoice, Host, Settings, Size};
+use lapisd::reactor::{self, StartError};
 use tracing_subscriber::EnvFilter;
 
 /// The daemon failed while it ran or could not start.
@@ -44,17 +47,38 @@ fn main() -> ExitCode {
     match run(cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            let config = error.downcast_ref::<ConfigError>();
+            let config = config_error(&error);
             let fix = config.map(|error| format!("\nfix: {}", error.fix())).unwrap_or_default();
             // Nothing is left to tell that standard error is closed.
-            let _closed = writeln!(std::io::stderr(), "error: {error:#}{fix}");
+            let _closed = writeln!(std::io::stderr(), "error: {}{fix}", chain(&error));
             ExitCode::from(if config.is_some() { EXIT_USAGE } else { EXIT_FAILURE })
         }
     }
 }
 
+fn config_error(error: &anyhow::Error) -> Option<&ConfigError> {
+    match error.downcast_ref::<StartError>() {
+        Some(StartError::Config(error)) => Some(error),
+        _ => error.downcast_ref(),
+    }
+}
+
+/// The message with its causes, each once: some messages quote their cause already.
+fn chain(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for message in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = message;
+        } else if !text.contains(&message) {
+            text = format!("{text}: {message}");
+        }
+    }
+    text
+}
+
 fn run(cli: Cli) -> anyhow::Result<()> {
-    let config = Config::load(cli.config.as_deref(), cli.settings, &Host::of_process())?;
+    let host = Host::of_process();
+    let config = Config::load(cli.config.as_deref(), cli.settings, &host)?;
     if cli.check {
         let text = Settings::from(&config).to_toml();
         return std::io::stdout()
@@ -66,11 +90,9 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         tracing::warn!("{variable} is ignored: no setting has that name{meant}");
     }
     announce(&config);
-    serve(&config)
-}
-
-fn serve(_config: &Config) -> anyhow::Result<()> {
-    anyhow::bail!("the reactor is not built yet")
+    make_default_directories(&config, &host)?;
+    // Whoever waits for the daemon sees its socket; the log says the rest.
+    Ok(reactor::run(&config, || ())?)
 }
 
 fn start_log() -> anyhow::Result<()> {
@@ -85,6 +107,22 @@ fn start_log() -> anyhow::Result<()> {
         .with_writer(std::io::stderr)
         .with_ansi(colour)
         .init();
+    Ok(())
+}
+
+/// Makes the directories of the default paths; systemd has made them already where it runs the daemon. A directory
+/// that was configured is not made: if it is missing, its disk may just not be mounted.
+fn make_default_directories(config: &Config, host: &Host) -> anyhow::Result<()> {
+    let make = |path: &Path, mode: u32| {
+        let made = DirBuilder::new().recursive(true).mode(mode).create(path);
+        made.with_context(|| format!("cannot make the directory {}", path.display()))
+    };
+    if config.spill_slots() > 0 && host.spill_dir().as_ref() == Some(&config.spill_dir) {
+        make(&config.spill_dir, 0o700)?;
+    }
+    if host.root && host.socket().as_ref() == Some(&config.socket) {
+        config.socket.parent().map_or(Ok(()), |directory| make(directory, 0o755))?;
+    }
     Ok(())
 }
 
@@ -171,6 +209,25 @@ mod tests {
             error.contains("'--vram <SIZE>': `G` is no unit; use GiB (1024 MiB) or GB"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn only_default_directories_are_made() {
+        let home = tempfile::tempdir().unwrap();
+        let cache_dir = Some(home.path().join("cache"));
+        let host = Host { root: false, cache_dir, ..Host::of_process() };
+        let config = |spill_dir: PathBuf, vram| Config {
+            vram: Size::gib(vram),
+            ..Config::new("/nowhere/lapis.sock".into(), spill_dir)
+        };
+        let default = home.path().join("cache/lapis");
+        make_default_directories(&config(home.path().join("disk"), 2), &host).unwrap();
+        assert!(!home.path().join("disk").exists());
+        let no_spill = Config { ram: Size::gib(2), ..config(default.clone(), 1) };
+        make_default_directories(&no_spill, &host).unwrap();
+        assert!(!default.exists());
+        make_default_directories(&config(default.clone(), 2), &host).unwrap();
+        assert!(default.is_dir());
     }
 
     #[test]
