@@ -110,6 +110,7 @@ impl Stream {
         // Half, so that this part can be held while the next one arrives; more fits no request.
         let pages_max = u64::from(welcome.mapped_pages_max / 2).clamp(1, PAGES_PER_PART_MAX);
         let files = model.files();
+        let made = files.shards().first().map(|shard| shard.path.clone());
         let schedule = Schedule::new(files, welcome.page_size, pages_max);
         let kinds = self.kinds();
         progress.start(schedule.bytes() * kinds.len() as u64);
@@ -132,7 +133,7 @@ impl Stream {
             schema: SCHEMA,
             result: self.outcome(files, verified),
             model: ModelReport {
-                path: files.shards().first().map(|shard| shard.path.clone()).unwrap_or_default(),
+                path: self.model.clone().or(made).unwrap_or_default(),
                 bytes: files.bytes(),
                 tensors: files.tensors().len(),
                 layers: schedule.layers,
