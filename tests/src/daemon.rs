@@ -1,5 +1,6 @@
 //! A `lapisd` process of a test's own.
 
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -8,6 +9,7 @@ use std::sync::mpsc::{Receiver, channel};
 use lapis::Client;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use tempfile::TempDir;
 
 use crate::binaries::{lapisd, scratch};
 
@@ -17,7 +19,7 @@ pub struct Daemon {
     child: Child,
     socket: PathBuf,
     log: Receiver<String>,
-    _directory: tempfile::TempDir,
+    _directory: Option<TempDir>,
 }
 
 impl Daemon {
@@ -28,28 +30,29 @@ impl Daemon {
     #[must_use]
     pub fn start(flags: &[&str]) -> Self {
         let directory = scratch();
-        let socket = directory.path().join("s");
-        let mut child = Command::new(lapisd())
-            .arg("--socket")
-            .arg(&socket)
-            .arg("--spill-dir")
-            .arg(directory.path())
-            .args(flags)
-            .env("LAPIS_LOG", "info")
-            .env("NO_COLOR", "1")
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("lapisd starts");
-        let stderr = BufReader::new(child.stderr.take().expect("piped"));
-        let (sender, log) = channel();
-        std::thread::spawn(move || {
-            for line in stderr.lines().map_while(Result::ok) {
-                if sender.send(line).is_err() {
-                    break;
-                }
-            }
-        });
-        let daemon = Self { child, socket, log, _directory: directory };
+        let mut daemon = Self::start_in(directory.path(), flags);
+        daemon._directory = Some(directory);
+        daemon
+    }
+
+    /// Like [`Self::start`], with socket and spill in a directory that outlives it.
+    ///
+    /// # Panics
+    /// With its log, when it ends instead.
+    #[must_use]
+    pub fn start_in(directory: &Path, flags: &[&str]) -> Self {
+        let mut command = Command::new(lapisd());
+        Self::launch(command.args(arguments(directory, flags)), directory)
+    }
+
+    /// Starts a daemon with a command that has [`arguments`] of this directory, and waits until it serves.
+    ///
+    /// # Panics
+    /// With its log, when it ends instead.
+    #[must_use]
+    pub fn launch(command: &mut Command, directory: &Path) -> Self {
+        let (child, log) = spawn(command);
+        let daemon = Self { child, socket: directory.join("s"), log, _directory: None };
         daemon.wait_for_log("ready on");
         daemon
     }
@@ -122,13 +125,51 @@ impl Daemon {
         kill(Pid::from_raw(pid), signal).expect("it runs");
     }
 
+    /// Threads of the daemon, without those that the kernel adds for io_uring and ends when it likes.
+    ///
+    /// # Panics
+    /// When it is gone.
+    #[must_use]
+    pub fn threads(&self) -> usize {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).expect("it runs");
+        let names = tasks
+            .flatten()
+            .filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
+        names.filter(|name| !name.starts_with("iou-")).count()
+    }
+
     /// Stops it as a service manager would and returns how it ended.
     ///
     /// # Panics
     /// When it can't be waited for.
+    #[must_use]
     pub fn stop(mut self) -> ExitStatus {
         self.signal(Signal::SIGTERM);
         self.child.wait().expect("it is our child")
+    }
+
+    /// Stops it, and sees that it ended well: with status 0, its socket removed, and no panic in its log. Returns what
+    /// the log said that nobody waited for.
+    ///
+    /// # Panics
+    /// When it ended otherwise.
+    pub fn stop_well(mut self) -> Vec<String> {
+        self.signal(Signal::SIGTERM);
+        let status = self.child.wait().expect("it is our child");
+        let log: Vec<String> = self.log.iter().collect();
+        let panicked = log.iter().any(|line| line.contains("panicked"));
+        assert!(status.success() && !panicked, "{status}; it said:\n{}", log.join("\n"));
+        assert!(!self.socket.exists(), "the socket is still there");
+        log
+    }
+
+    /// Kills it without warning.
+    ///
+    /// # Panics
+    /// When it can't be waited for.
+    pub fn kill(mut self) {
+        self.child.kill().expect("it is our child");
+        self.child.wait().expect("it is our child");
     }
 }
 
@@ -138,4 +179,48 @@ impl Drop for Daemon {
         let _gone = self.child.kill();
         let _waited = self.child.wait();
     }
+}
+
+/// Flags for a daemon that has its socket `s` and its spill in this directory.
+#[must_use]
+pub fn arguments(directory: &Path, flags: &[&str]) -> Vec<OsString> {
+    let socket = directory.join("s").into_os_string();
+    let own = ["--socket".into(), socket, "--spill-dir".into(), directory.into()];
+    own.into_iter().chain(flags.iter().map(OsString::from)).collect()
+}
+
+/// Runs a daemon that can't start, and returns its exit status and what it said.
+///
+/// # Panics
+/// When it starts.
+#[must_use]
+pub fn failed_start(command: &mut Command) -> (i32, String) {
+    let (mut child, log) = spawn(command);
+    let mut said = Vec::new();
+    for line in log {
+        if line.contains("ready on") {
+            child.kill().expect("it is our child");
+            child.wait().expect("it is our child");
+            panic!("lapisd started; it said:\n{}", said.join("\n"));
+        }
+        said.push(line);
+    }
+    let status = child.wait().expect("it is our child");
+    (status.code().unwrap_or(-1), said.join("\n"))
+}
+
+/// Starts a command and collects its log.
+fn spawn(command: &mut Command) -> (Child, Receiver<String>) {
+    let command = command.env("LAPIS_LOG", "info").env("NO_COLOR", "1").stderr(Stdio::piped());
+    let mut child = command.spawn().expect("lapisd starts");
+    let stderr = BufReader::new(child.stderr.take().expect("piped"));
+    let (sender, log) = channel();
+    std::thread::spawn(move || {
+        for line in stderr.lines().map_while(Result::ok) {
+            if sender.send(line).is_err() {
+                break;
+            }
+        }
+    });
+    (child, log)
 }

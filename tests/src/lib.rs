@@ -3,3 +3,6 @@
 pub mod binaries;
 pub mod daemon;
 pub mod fixtures;
+pub mod good;
+pub mod peer;
+pub mod wait;
