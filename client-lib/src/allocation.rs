@@ -63,15 +63,7 @@ impl Allocation {
         self.map(0..self.size(), access)
     }
 
-    /// Says that these bytes will be mapped soon. Returns at once.
-    ///
-    /// # Errors
-    /// As [`Client::prefetch`].
-    pub fn prefetch(&self, bytes: Range<u64>) -> Result<(), Error> {
-        self.client().prefetch(&[(self, bytes)])
-    }
-
-    fn client(&self) -> Client {
+    pub(crate) fn client(&self) -> Client {
         Client::of(Arc::clone(&self.owned.session))
     }
 }

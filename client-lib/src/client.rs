@@ -1,4 +1,4 @@
-//! The client: allocations, mappings and prefetches over one connection.
+//! The client: allocations and mappings over one connection.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lapis_proto::message::{
-    Access, Allocate, Allocated, DeviceKind, Done, Free, Map, Mapped, OpenFile, PAGES_PER_MAP_MAX,
-    PageRange, Prefetch, RANGES_PER_REQUEST_MAX, Refused, Stat, Stats, Welcome,
+    Access, Allocate, Allocated, DeviceKind, Free, Map, Mapped, OpenFile, PAGES_PER_MAP_MAX,
+    PageRange, RANGES_PER_REQUEST_MAX, Refused, Stat, Stats, Welcome,
 };
 
 use crate::allocation::{Allocation, Owned};
@@ -32,7 +32,7 @@ pub const MAP_WAIT_DEFAULT: Duration = Duration::from_secs(60);
 /// of its allocations don't exist.
 #[derive(Debug, Clone)]
 pub struct Client {
-    session: Arc<Session>,
+    pub(crate) session: Arc<Session>,
 }
 
 impl Client {
@@ -147,37 +147,17 @@ impl Client {
             return Err(Error::Unsupported { what: "mapping frames of a CUDA device" });
         }
         self.check(ranges)?;
-        let mut pages: Vec<Held> = ranges.iter().filter_map(|range| self.pages_of(range)).collect();
-        pages.sort_by_key(|held| (held.allocation.id, held.pages.start));
-        merge(&mut pages);
+        let pages = self.pages_in_order(ranges);
         let request = Map {
             ranges: page_ranges(&pages)?,
             access: self.access_of(ranges, access),
-            wait_us: u64::try_from(wait.as_micros()).unwrap_or(u64::MAX),
+            wait_us: micros(wait),
         };
         let mut mapping = self.claim(ranges, access != Access::Read)?;
         if !pages.is_empty() {
             self.establish(&request, pages, &mut mapping)?;
         }
         Ok(mapping)
-    }
-
-    /// Says that these ranges will be mapped soon, in this order. Returns at once.
-    ///
-    /// # Errors
-    /// [`Error::OutOfRange`]; [`Error::Refused`].
-    pub fn prefetch(&self, ranges: &[(&Allocation, Range<u64>)]) -> Result<(), Error> {
-        if self.session.connection().is_forked() {
-            return Err(Error::Forked);
-        }
-        self.check(ranges)?;
-        let mut pages: Vec<Held> = ranges.iter().filter_map(|range| self.pages_of(range)).collect();
-        merge(&mut pages);
-        for part in pages.chunks(RANGES_PER_REQUEST_MAX) {
-            let ranges = part.iter().map(page_range).collect::<Result<_, Error>>()?;
-            let _: Done = self.session.connection().call(&Prefetch { ranges }, None)?;
-        }
-        Ok(())
     }
 
     /// Reserves addresses for a new allocation, or gives it back.
@@ -204,7 +184,8 @@ impl Client {
         }
     }
 
-    fn check(&self, ranges: &[(&Allocation, Range<u64>)]) -> Result<(), Error> {
+    /// Refuses ranges of other clients and outside of their allocation.
+    pub(crate) fn check(&self, ranges: &[(&Allocation, Range<u64>)]) -> Result<(), Error> {
         for (allocation, Range { start, end }) in ranges {
             if !Arc::ptr_eq(&allocation.owned.session, &self.session) {
                 return Err(Error::Foreign { allocation: allocation.id().0 });
@@ -217,8 +198,16 @@ impl Client {
         Ok(())
     }
 
+    /// The pages that ranges of bytes touch, each once, by address.
+    pub(crate) fn pages_in_order(&self, ranges: &[(&Allocation, Range<u64>)]) -> Vec<Held> {
+        let mut pages: Vec<Held> = ranges.iter().filter_map(|range| self.pages_of(range)).collect();
+        pages.sort_by_key(|held| (held.allocation.id, held.pages.start));
+        merge(&mut pages);
+        pages
+    }
+
     /// The pages that a range of bytes touches; `None` for no bytes.
-    fn pages_of(&self, (allocation, bytes): &(&Allocation, Range<u64>)) -> Option<Held> {
+    pub(crate) fn pages_of(&self, (allocation, bytes): &(&Allocation, Range<u64>)) -> Option<Held> {
         if bytes.is_empty() {
             return None;
         }
@@ -303,7 +292,7 @@ impl Client {
 }
 
 /// Joins neighbours that overlap or follow each other within an allocation.
-fn merge(pages: &mut Vec<Held>) {
+pub(crate) fn merge(pages: &mut Vec<Held>) {
     pages.dedup_by(|next, held| {
         let joins = next.allocation.id == held.allocation.id
             && (held.pages.start..=held.pages.end).contains(&next.pages.start);
@@ -314,7 +303,7 @@ fn merge(pages: &mut Vec<Held>) {
     });
 }
 
-fn page_range(held: &Held) -> Result<PageRange, Error> {
+pub(crate) fn page_range(held: &Held) -> Result<PageRange, Error> {
     let fit = |count: usize| {
         u32::try_from(count).map_err(|_| too_large(count, "pages", PAGES_PER_MAP_MAX.into()))
     };
@@ -336,6 +325,11 @@ fn page_ranges(pages: &[Held]) -> Result<Vec<PageRange>, Error> {
         return Err(too_large(total, "pages", PAGES_PER_MAP_MAX.into()));
     }
     pages.iter().map(page_range).collect()
+}
+
+/// A time as the protocol has it.
+pub(crate) fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
 fn too_large(asked: usize, unit: &'static str, limit: u64) -> Error {

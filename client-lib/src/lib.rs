@@ -3,7 +3,8 @@
 //! A program [connects](Client::connect_default) to `lapisd`, [allocates](Client::allocate) memory or
 //! [opens](Client::open_path) part of a model file, and [maps](Client::map) ranges of it: while a [`Mapping`] lives,
 //! its bytes are in VRAM, at an address that never changes. What will be mapped next can be
-//! [prefetched](Client::prefetch). Everything blocks, and everything may be used from several threads at once.
+//! [prefetched](Client::prefetch), and how it will be used can be [advised](Client::advise). Everything blocks, and
+//! everything may be used from several threads at once.
 //!
 //! ```no_run
 //! let client = lapis::Client::connect_default()?;
@@ -14,6 +15,8 @@
 //! # Ok::<(), lapis::Error>(())
 //! ```
 
+mod admin;
+mod advice;
 mod allocation;
 mod client;
 mod connect;
@@ -30,9 +33,11 @@ mod testing;
 
 pub use lapis_proto::code::Code;
 pub use lapis_proto::message::{
-    Access, Counters, DeviceKind, HopStats, Refused, Stats, TierStats, Welcome,
+    Access, Advice, Counters, DeviceKind, HopStats, Quota, QuotaSubject, QuotaUse, Refused, Stats,
+    Tier, TierStats, Welcome,
 };
 
+pub use advice::{FLUSH_WAIT_DEFAULT, PrefetchOptions};
 pub use allocation::Allocation;
 pub use client::{Client, MAP_WAIT_DEFAULT};
 pub use connect::{ConnectOptions, default_socket};

@@ -1,7 +1,7 @@
 //! A live mapping: bytes of allocations that are in VRAM and may be touched until it is dropped.
 //!
 //! Drop takes the access to its pages away, unless another mapping of this process holds them too, then tells the
-//! daemon. In a forked child it does nothing.
+//! daemon. Frames that the daemon asked back meanwhile are given back with it. In a forked child it does nothing.
 
 #![expect(
     unsafe_code,
@@ -14,8 +14,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lapis_proto::ids::MappingId;
-use lapis_proto::message::{Done, Unmap};
+use lapis_proto::ids::{MappingId, VramFrame};
+use lapis_proto::message::{Done, Revoked, Unmap};
 
 pub(crate) use space::{Base, Space};
 
@@ -139,16 +139,20 @@ impl Mapping {
         if self.session.connection().is_forked() {
             return Err(Error::Forked);
         }
-        let (held, closed) = self.close();
-        if let Some(id) = self.id.take() {
-            let _: Done = self.session.connection().call(&Unmap { mappings: vec![id] }, None)?;
-        }
+        let Closed { held, owed, result } = self.close();
+        let told = match self.id.take() {
+            Some(id) => {
+                let request = Unmap { mappings: vec![id] };
+                self.session.connection().call(&request, None).map(|Done {}| ())
+            }
+            None => Ok(()),
+        };
         drop(held);
-        closed
+        told.and(self.give_back(owed)).and(result)
     }
 
-    /// Gives up the pages and bytes, as far as this process goes. What is returned may go once the daemon knows.
-    fn close(&mut self) -> (Vec<Held>, Result<(), Error>) {
+    /// Gives up the pages and bytes, as far as this process goes.
+    fn close(&mut self) -> Closed {
         let mut memory = crate::lock(&self.session.shared.memory);
         memory.unclaim(&self.claims, self.write);
         self.claims.clear();
@@ -157,8 +161,30 @@ impl Mapping {
         for Held { allocation, pages } in &held {
             result = result.and(memory.release(allocation.id, pages.clone(), self.write));
         }
-        (held, result)
+        let settled = memory.settle(self.session.connection().frames());
+        let (owed, settled) =
+            settled.map_or_else(|error| (Vec::new(), Err(error)), |owed| (owed, Ok(())));
+        Closed { held, owed, result: result.and(settled) }
     }
+
+    /// Tells the daemon that frames it asked for are unmapped. Only after it knows that the mapping is over: until
+    /// then it takes them for mapped.
+    fn give_back(&self, frames: Vec<VramFrame>) -> Result<(), Error> {
+        if frames.is_empty() {
+            return Ok(());
+        }
+        self.session.connection().post(&Revoked { frames })
+    }
+}
+
+/// What is left of a mapping.
+struct Closed {
+    /// May go once the daemon knows.
+    held: Vec<Held>,
+    /// Frames to give back then.
+    owed: Vec<VramFrame>,
+    /// Whether access could be taken away.
+    result: Result<(), Error>,
 }
 
 impl Drop for Mapping {
@@ -167,11 +193,13 @@ impl Drop for Mapping {
             return;
         }
         // A page that could not be closed stays readable to this process, which may not touch it any more anyway.
-        let (held, _) = self.close();
+        let Closed { held, owed, result: _ } = self.close();
+        // A daemon that is gone holds no mapping and asks for nothing either; a refusal is kept for
+        // `Client::take_refusal`.
         if let Some(id) = self.id.take() {
-            // A daemon that is gone holds no mapping either; a refusal is kept for `Client::take_refusal`.
             let _ = self.session.connection().post(&Unmap { mappings: vec![id] });
         }
+        let _ = self.give_back(owed);
         drop(held);
     }
 }

@@ -45,6 +45,8 @@ pub(crate) struct Memory {
     writing: Vec<Claim>,
     /// Places with a frame, over all spaces.
     framed: usize,
+    /// Frames that the daemon asked for while a mapping held them.
+    owed: HashSet<VramFrame>,
 }
 
 impl Memory {
@@ -121,23 +123,69 @@ impl Memory {
         result
     }
 
-    /// Unmaps `frames` wherever no mapping holds them, and closes them. Returns those that are gone now.
+    /// Unmaps `frames` wherever no mapping holds them, and closes them. Returns those that are gone now; the others
+    /// are owed.
     pub(crate) fn revoke(
         &mut self,
         frames: &[VramFrame],
         table: &FrameTable,
     ) -> Result<Vec<VramFrame>, Error> {
-        let asked: HashSet<VramFrame> = frames.iter().copied().collect();
+        self.owed.extend(frames);
+        self.settle(table)
+    }
+
+    /// Unmaps and closes the frames that are owed and no mapping holds any more. Returns them.
+    pub(crate) fn settle(&mut self, table: &FrameTable) -> Result<Vec<VramFrame>, Error> {
+        if self.owed.is_empty() {
+            return Ok(Vec::new());
+        }
         let mut held = HashSet::new();
         for space in self.spaces.values_mut() {
             let before = space.framed();
-            let result = space.revoke(&asked, &mut held);
+            let result = space.revoke(&self.owed, &mut held);
             self.framed = self.framed + space.framed() - before;
             result?;
         }
-        let gone: Vec<VramFrame> =
-            frames.iter().copied().filter(|frame| !held.contains(frame)).collect();
+        let mut gone: Vec<VramFrame> = self.owed.difference(&held).copied().collect();
+        gone.sort_unstable();
         table.close(&gone);
+        self.owed = held;
         Ok(gone)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::sealed_memfd;
+
+    #[test]
+    fn an_owed_frame_goes_when_the_last_of_all_mappings_lets_it_go() {
+        let table = FrameTable::new(65536, 2);
+        let (shared, other) = (VramFrame(0), VramFrame(1));
+        table
+            .import(&[shared, other], vec![sealed_memfd(65536), sealed_memfd(65536)])
+            .expect("good");
+        let mut memory = Memory::default();
+        // One file that is open twice.
+        let (one, two) = (AllocationId(1), AllocationId(2));
+        for id in [one, two] {
+            memory.insert(id, Space::reserve(2, 65536).expect("reserved"));
+            memory.hold(id, 0..1, &[shared], false, &table).expect("held");
+        }
+        memory.hold(one, 1..2, &[other], false, &table).expect("held");
+
+        assert_eq!(memory.revoke(&[shared, other], &table).expect("asked"), []);
+        assert_eq!(memory.settle(&table).expect("nothing new"), []);
+        memory.release(one, 0..1, false).expect("released");
+        assert_eq!(memory.settle(&table).expect("held by the other"), []);
+        assert_eq!(memory.framed, 2, "but out of the first place");
+        memory.release(two, 0..1, false).expect("released");
+        assert_eq!(memory.settle(&table).expect("the last"), [shared]);
+        assert!(table.get(shared).is_err());
+        table.get(other).expect("still held");
+        memory.release(one, 1..2, false).expect("released");
+        assert_eq!(memory.settle(&table).expect("the last"), [other]);
+        assert_eq!((memory.framed, memory.settle(&table).expect("all is paid")), (0, vec![]));
     }
 }

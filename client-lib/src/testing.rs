@@ -65,6 +65,7 @@ pub(crate) fn welcome(vram_frames: u32) -> Welcome {
         mapped_pages_max: vram_frames,
         device: DeviceKind::Sim,
         device_uuid: [0; 16],
+        unified: false,
         daemon_version: "test".to_owned(),
     }
 }
@@ -164,6 +165,27 @@ pub(crate) fn scripted<T: Send + 'static>(
         act(peer, events)
     });
     (Client::connect(path).expect("connected"), thread)
+}
+
+/// A daemon that says yes to everything and returns what it was told, up to the goodbye.
+pub(crate) fn recording() -> (Client, JoinHandle<Vec<Received>>) {
+    scripted(4, |mut peer, _events| {
+        let mut told = Vec::new();
+        while let Some(received) = peer.receive() {
+            if received.kind == Kind::Allocate {
+                let pages = received.decode::<Allocate>().size.div_ceil(PAGE);
+                let pages = u32::try_from(pages).expect("small");
+                let allocation = AllocationId(u64::from(pages));
+                peer.reply(received.request, &Allocated { allocation, pages });
+                continue;
+            }
+            peer.reply(received.request, &Done {});
+            if !matches!(received.kind, Kind::Free | Kind::Bye) {
+                told.push(received);
+            }
+        }
+        told
+    })
 }
 
 /// What a paging daemon saw.
@@ -290,7 +312,12 @@ impl Paging {
                 Kind::Revoked => {
                     let Revoked { frames } = received.decode();
                     for VramFrame(frame) in &frames {
-                        self.slots[usize::try_from(*frame).expect("small")].sent = false;
+                        let slot = &mut self.slots[usize::try_from(*frame).expect("small")];
+                        if let Some((allocation, page)) = slot.page {
+                            let pins = self.allocations[&allocation][page].pins;
+                            assert_eq!(pins, 0, "frame {frame} given back while mapped");
+                        }
+                        slot.sent = false;
                     }
                     peer.reply(request, &Done {});
                     self.revoked.send(frames).expect("the test listens");

@@ -57,6 +57,9 @@ pub enum Code {
     /// The daemon or device can't do this.
     #[cfg_attr(test, wincode(tag = 15))]
     Unsupported = 15,
+    /// A quota is met; `asked`, `in_use` and `limit` in bytes.
+    #[cfg_attr(test, wincode(tag = 16))]
+    OverQuota = 16,
     /// The file isn't the one that was opened any more; `object` is the byte offset of the read.
     #[cfg_attr(test, wincode(tag = 64))]
     FileChanged = 64,
@@ -92,6 +95,7 @@ impl Code {
         Code::NotAFile,
         Code::ShuttingDown,
         Code::Unsupported,
+        Code::OverQuota,
         Code::FileChanged,
         Code::FileTruncated,
         Code::Io,
@@ -124,6 +128,7 @@ impl Code {
             Code::TimedOut
             | Code::OutOfMemory
             | Code::TooMany
+            | Code::OverQuota
             | Code::ShuttingDown
             | Code::DeviceLost => true,
             Code::BadRequest
@@ -169,7 +174,7 @@ mod tests {
         let numbers: Vec<u16> = Code::ALL.iter().map(|code| code.number()).collect();
         assert_eq!(
             numbers,
-            [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 64, 65, 66, 67, 68]
+            [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 64, 65, 66, 67, 68]
         );
         assert_eq!(Code::from_u16(8), Some(Code::TimedOut));
         assert_eq!(Code::from_u16(0), None);

@@ -10,10 +10,13 @@ use bincode::error::{DecodeError, EncodeError};
 
 use crate::header::{BODY_BYTES_MAX, HEADER_BYTES, Header, HeaderError};
 use crate::ids::RequestId;
-use crate::message::{Kind, Message};
+use crate::message::{Kind, Message, QUOTAS_MAX, QuotaUse};
 
-/// bincode counts bytes in memory, which for our types are at most twice those on the wire.
+/// bincode counts bytes in memory, which for every body that comes near [`BODY_BYTES_MAX`] are at most twice those on
+/// the wire.
 const DECODED_BYTES_MAX: usize = 2 * BODY_BYTES_MAX;
+/// A [`QuotaUse`] can take more than that, but a list of them is short.
+const _: () = assert!(QUOTAS_MAX * size_of::<QuotaUse>() < BODY_BYTES_MAX);
 
 type Config = Configuration<LittleEndian, Fixint, Limit<DECODED_BYTES_MAX>>;
 const CONFIG: Config = bincode::config::standard()

@@ -6,8 +6,9 @@ use bincode::{Decode, Encode};
 
 use crate::fds::FDS_PER_MESSAGE_MAX;
 use crate::message::{
-    Allocate, Allocated, Bye, Done, Frames, Free, Hello, Map, Mapped, OpenFile, Prefetch, Refused,
-    Revoke, Revoked, Stat, Stats, Unmap, Welcome,
+    Advise, Allocate, Allocated, Bye, CancelPrefetch, Done, Flush, Frames, Free, Hello, ListQuotas,
+    Map, Mapped, OpenFile, Prefetch, Quotas, Refused, Revoke, Revoked, SetQuota, SetTier, Stat,
+    Stats, Unmap, Welcome,
 };
 
 /// Message kinds. Numbers are never reused; a retired one stays here with its name.
@@ -36,6 +37,18 @@ pub enum Kind {
     Bye = 23,
     /// [`Revoked`].
     Revoked = 24,
+    /// [`CancelPrefetch`].
+    CancelPrefetch = 25,
+    /// [`Advise`].
+    Advise = 26,
+    /// [`Flush`].
+    Flush = 27,
+    /// [`SetTier`].
+    SetTier = 28,
+    /// [`SetQuota`].
+    SetQuota = 29,
+    /// [`ListQuotas`].
+    ListQuotas = 30,
     /// [`Refused`].
     Refused = 64,
     /// [`Allocated`].
@@ -46,6 +59,8 @@ pub enum Kind {
     Mapped = 67,
     /// [`Stats`].
     Stats = 68,
+    /// [`Quotas`].
+    Quotas = 69,
     /// [`Frames`], with one descriptor per frame.
     Frames = 96,
     /// [`Revoke`].
@@ -82,8 +97,31 @@ macro_rules! messages {
 }
 
 messages!(
-    Hello, Welcome, Allocate, OpenFile, Free, Map, Unmap, Prefetch, Stat, Bye, Revoked, Refused,
-    Allocated, Done, Mapped, Stats, Frames, Revoke,
+    Hello,
+    Welcome,
+    Allocate,
+    OpenFile,
+    Free,
+    Map,
+    Unmap,
+    Prefetch,
+    Stat,
+    Bye,
+    Revoked,
+    CancelPrefetch,
+    Advise,
+    Flush,
+    SetTier,
+    SetQuota,
+    ListQuotas,
+    Refused,
+    Allocated,
+    Done,
+    Mapped,
+    Stats,
+    Quotas,
+    Frames,
+    Revoke,
 );
 
 impl Kind {
@@ -109,6 +147,13 @@ impl Kind {
             | Kind::Stat
             | Kind::Bye
             | Kind::Revoked
+            | Kind::CancelPrefetch
+            | Kind::Advise
+            | Kind::Flush
+            | Kind::SetTier
+            | Kind::SetQuota
+            | Kind::ListQuotas
+            | Kind::Quotas
             | Kind::Refused
             | Kind::Allocated
             | Kind::Done

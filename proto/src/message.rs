@@ -2,13 +2,20 @@
 //!
 //! Every request is answered exactly once, by the reply named in its documentation or by [`Refused`].
 
+mod admin;
+mod stats;
+
 use bincode::{Decode, Encode};
 
 use crate::code::Code;
 use crate::ids::{AllocationId, MappingId, SessionId, VramFrame};
 pub use crate::kind::{Kind, Message};
+pub use admin::{
+    ListQuotas, QUOTAS_MAX, Quota, QuotaSubject, QuotaUse, Quotas, SetQuota, SetTier, Tier,
+};
+pub use stats::{Counters, HopStats, Stat, Stats, TierStats};
 
-/// Ranges in one `Map` or `Prefetch`.
+/// Ranges in one request.
 pub const RANGES_PER_REQUEST_MAX: usize = 1024;
 /// Pages in one `Map`, so that its reply stays far below the body limit.
 pub const PAGES_PER_MAP_MAX: u32 = 65_536;
@@ -59,6 +66,8 @@ pub struct Welcome {
     pub device: DeviceKind,
     /// The GPU's UUID; zeros on sim.
     pub device_uuid: [u8; 16],
+    /// VRAM and RAM are one memory: pages are read to where the device uses them.
+    pub unified: bool,
     /// The daemon's version, for people.
     pub daemon_version: String,
 }
@@ -166,12 +175,57 @@ pub struct Unmap {
 pub struct Prefetch {
     /// At least 1, at most [`RANGES_PER_REQUEST_MAX`].
     pub ranges: Vec<PageRange>,
+    /// Higher ones go first; 0 is the usual.
+    pub priority: u8,
+    /// Microseconds after which a page that is not under way yet is not worth fetching any more; 0: never.
+    pub within_us: u64,
 }
 
-/// Asks for counters. Reply: [`Stats`].
+/// Takes prefetches of these ranges back, as far as they have not begun; what came already may be evicted like any
+/// other page. Reply: [`Done`].
 #[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
 #[cfg_attr(test, derive(wincode::SchemaWrite, wincode::SchemaRead))]
-pub struct Stat {}
+pub struct CancelPrefetch {
+    /// At least 1, at most [`RANGES_PER_REQUEST_MAX`].
+    pub ranges: Vec<PageRange>,
+}
+
+/// How a client is going to use a range. To be fetched soon is said by [`Prefetch`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Encode, Decode)]
+#[cfg_attr(test, derive(wincode::SchemaWrite, wincode::SchemaRead))]
+pub enum Advice {
+    /// Nothing is known: the default.
+    Normal,
+    /// Once, in order: a page is the first to go after its use.
+    Sequential,
+    /// In no order: the page used longest ago goes first.
+    Random,
+    /// Often: other pages go first.
+    Keep,
+    /// No more for a long time: the pages go first.
+    DontNeed,
+}
+
+/// Advises how ranges will be used; the bytes stay as they are. Reply: [`Done`].
+#[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
+#[cfg_attr(test, derive(wincode::SchemaWrite, wincode::SchemaRead))]
+pub struct Advise {
+    /// At least 1, at most [`RANGES_PER_REQUEST_MAX`].
+    pub ranges: Vec<PageRange>,
+    /// How.
+    pub advice: Advice,
+}
+
+/// Writes pages of anonymous allocations down to the spill, where they have no copy yet; they stay where they are as
+/// well. Pages that are mapped for writing are refused with `InUse`. Reply: [`Done`] once all are written.
+#[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
+#[cfg_attr(test, derive(wincode::SchemaWrite, wincode::SchemaRead))]
+pub struct Flush {
+    /// At least 1, at most [`RANGES_PER_REQUEST_MAX`].
+    pub ranges: Vec<PageRange>,
+    /// Microseconds to wait before `TimedOut`; what is written by then stays written.
+    pub wait_us: u64,
+}
 
 /// The client has unmapped and closed every frame it imported and will send nothing more. Reply: [`Done`].
 #[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
@@ -191,7 +245,7 @@ pub struct Revoked {
 #[cfg_attr(test, derive(wincode::SchemaWrite, wincode::SchemaRead))]
 pub struct Done {}
 
-/// The request failed. Nothing of it was done.
+/// The request failed. Nothing of it was done, where the request's documentation doesn't say otherwise.
 #[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
 #[cfg_attr(test, derive(wincode::SchemaWrite, wincode::SchemaRead))]
 pub struct Refused {
@@ -233,96 +287,4 @@ pub struct Frames {
 pub struct Revoke {
     /// Which.
     pub frames: Vec<VramFrame>,
-}
-
-/// One tier's numbers, in bytes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Encode, Decode)]
-#[cfg_attr(test, derive(wincode::SchemaWrite, wincode::SchemaRead))]
-pub struct TierStats {
-    /// Size.
-    pub capacity: u64,
-    /// Holding a page.
-    pub used: u64,
-    /// May not be moved now: mapped, or source or target of a transfer.
-    pub pinned: u64,
-}
-
-/// One hop's numbers. Counted when a transfer completes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Encode, Decode)]
-#[cfg_attr(test, derive(wincode::SchemaWrite, wincode::SchemaRead))]
-pub struct HopStats {
-    /// Pages moved.
-    pub pages: u64,
-    /// Bytes moved: useful ones, without alignment padding.
-    pub bytes: u64,
-    /// Failed transfers.
-    pub errors: u64,
-}
-
-/// Counters since the daemon started, for all sessions together, or since `Hello` for one.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Encode, Decode)]
-#[cfg_attr(test, derive(wincode::SchemaWrite, wincode::SchemaRead))]
-pub struct Counters {
-    /// Model files to RAM.
-    pub file_to_ram: HopStats,
-    /// Spill to RAM.
-    pub spill_to_ram: HopStats,
-    /// RAM to VRAM.
-    pub ram_to_vram: HopStats,
-    /// VRAM to RAM.
-    pub vram_to_ram: HopStats,
-    /// RAM to spill.
-    pub ram_to_spill: HopStats,
-    /// Frames filled with zeros.
-    pub zeroed: HopStats,
-    /// Pages dropped from VRAM without a copy.
-    pub dropped_vram: u64,
-    /// Pages dropped from RAM without a write.
-    pub dropped_ram: u64,
-    /// Mapped pages that were in VRAM when asked for.
-    pub hits_vram: u64,
-    /// Mapped pages that were in RAM when asked for.
-    pub hits_ram: u64,
-    /// Mapped pages that had to come from a file or the spill.
-    pub misses: u64,
-    /// Mapped pages that had never been written: zero-filled.
-    pub zero_fills: u64,
-    /// `Map` requests granted.
-    pub maps: u64,
-    /// Microseconds that granted maps waited for transfers or for room.
-    pub stalled_us: u64,
-    /// Pages that a prefetch brought to VRAM and a map then used.
-    pub prefetch_useful: u64,
-    /// Prefetched pages still under way when a map asked for them.
-    pub prefetch_late: u64,
-    /// Prefetched pages evicted before any use.
-    pub prefetch_wasted: u64,
-    /// Spilled pages whose checksum did not match on the way back.
-    pub checksum_errors: u64,
-}
-
-/// Answer to [`Stat`].
-#[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
-#[cfg_attr(test, derive(wincode::SchemaWrite, wincode::SchemaRead))]
-pub struct Stats {
-    /// VRAM tier.
-    pub vram: TierStats,
-    /// RAM tier.
-    pub ram: TierStats,
-    /// Spill.
-    pub nvme: TierStats,
-    /// All sessions.
-    pub total: Counters,
-    /// The session that asks: its maps and hits; hops are counted in `total` only.
-    pub session: Counters,
-    /// Open sessions.
-    pub sessions: u32,
-    /// Live allocations of all sessions.
-    pub allocations: u32,
-    /// Live mappings of all sessions.
-    pub mappings: u32,
-    /// Frames kept out of use because a client may still write them.
-    pub quarantined_frames: u32,
-    /// Bytes of the daemon's page metadata.
-    pub metadata_bytes: u64,
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 use lapis_proto::code::Code;
 use lapis_proto::ids::{AllocationId, MappingId, VramFrame};
 use lapis_proto::kind::Kind;
-use lapis_proto::message::{Allocated, Frames, Revoked};
+use lapis_proto::message::{Allocated, Done, Frames, Revoked};
 
 use super::*;
 use crate::testing::{
@@ -485,12 +485,28 @@ fn revoked_frames_are_given_back_unless_a_mapping_holds_them() {
     assert_eq!(held.bytes(0), [5]);
     let base = held.as_ptr(0).cast_const().wrapping_sub(65536);
     assert_eq!(access_at(base).as_deref(), Some("---p"));
-    drop(held);
+    // What was held then is given back when the mapping ends, as soon as the daemon knows that.
+    let also = allocation.map(PAGE..PAGE + 1, Access::Read).expect("mapped");
+    held.unmap().expect("unmapped");
+    assert_eq!(open_memfds("revoke"), 5);
+    assert_eq!(also.bytes(0), [5]);
+    drop(also);
+    assert_eq!(daemon.revoked.recv().expect("an answer"), [VramFrame(1)]);
+    assert_eq!(open_memfds("revoke"), 4);
+    assert_eq!(access_at(base.wrapping_add(65536)).as_deref(), Some("---p"));
 
     let all = allocation.map_all(Access::Read).expect("mapped again");
     assert_eq!(open_memfds("revoke"), 8);
     assert!(all.bytes(0).iter().all(|byte| *byte == 5));
-    drop((all, allocation));
+    drop(all);
+    let held = allocation.map(3 * PAGE..4 * PAGE, Access::Write).expect("mapped");
+    allocation.prefetch(0..1).expect("prefetched");
+    let frames = daemon.revoked.recv().expect("an answer");
+    assert_eq!(frames, [VramFrame(0), VramFrame(1), VramFrame(2)]);
+    held.unmap().expect("unmapped");
+    assert_eq!(daemon.revoked.recv().expect("an answer"), [VramFrame(3)]);
+    drop(allocation);
+    assert_eq!(daemon.client.take_refusal(), None);
     daemon.finish();
 }
 

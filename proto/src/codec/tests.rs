@@ -65,11 +65,46 @@ fn frames() -> impl Strategy<Value = Vec<VramFrame>> {
     vec(any::<u32>().prop_map(VramFrame), 0..40)
 }
 
+fn quotas() -> impl Strategy<Value = Quota> {
+    let subject = prop_oneof![
+        Just(QuotaSubject::EachSession),
+        Just(QuotaSubject::EachUid),
+        any::<u32>().prop_map(QuotaSubject::Uid),
+        any::<u32>().prop_map(QuotaSubject::Gid),
+    ];
+    (subject, any::<Option<u64>>(), any::<u64>(), any::<Option<u64>>(), any::<u8>()).prop_map(
+        |(subject, vram_max, vram_reserved, anonymous_max, priority)| Quota {
+            subject,
+            vram_max,
+            vram_reserved,
+            anonymous_max,
+            priority,
+        },
+    )
+}
+
+fn quota_uses() -> impl Strategy<Value = Vec<QuotaUse>> {
+    let used = (quotas(), any::<u64>(), any::<u64>(), any::<u64>());
+    let used = used.prop_map(|(quota, vram_used, vram_mapped, anonymous_used)| QuotaUse {
+        quota,
+        vram_used,
+        vram_mapped,
+        anonymous_used,
+    });
+    vec(used, 0..5)
+}
+
 /// All the counters, from one list of numbers.
 fn stats(n: &[u64; 80]) -> Stats {
     let mut next = n.iter().copied();
     let mut n = || next.next().expect("enough numbers");
-    let mut tier = || TierStats { capacity: n(), used: n(), pinned: n() };
+    let mut tier = || TierStats {
+        capacity: n(),
+        used: n(),
+        pinned: n(),
+        free_run_longest: n(),
+        degraded: n() % 2 == 1,
+    };
     let (vram, ram, nvme) = (tier(), tier(), tier());
     let mut counters = || {
         let mut hop = || HopStats { pages: n(), bytes: n(), errors: n() };
@@ -91,6 +126,7 @@ fn stats(n: &[u64; 80]) -> Stats {
             prefetch_useful: n(),
             prefetch_late: n(),
             prefetch_wasted: n(),
+            read_retries: n(),
             checksum_errors: n(),
         }
     };
@@ -116,7 +152,7 @@ proptest! {
     fn handshake_messages_round_trip(
         (version_min, version_max, features, name) in (any::<u16>(), any::<u16>(), any::<u64>(), text()),
         (session, page_size, vram_frames, mapped_pages_max) in (any::<u64>(), any::<u64>(), any::<u32>(), any::<u32>()),
-        device_uuid in any::<[u8; 16]>(), cuda in any::<bool>(),
+        device_uuid in any::<[u8; 16]>(), cuda in any::<bool>(), unified in any::<bool>(),
     ) {
         check(&Hello { version_min, version_max, features, client_name: name.clone() });
         check(&Welcome {
@@ -128,6 +164,7 @@ proptest! {
             mapped_pages_max,
             device: if cuda { DeviceKind::Cuda } else { DeviceKind::Sim },
             device_uuid,
+            unified,
             daemon_version: name,
         });
     }
@@ -143,8 +180,34 @@ proptest! {
         check(&Free { allocation: AllocationId(a) });
         check(&Map { ranges: ranges.clone(), access, wait_us });
         check(&Unmap { mappings: mappings.into_iter().map(MappingId).collect() });
-        check(&Prefetch { ranges });
         check(&Revoked { frames });
+        check(&Flush { ranges, wait_us });
+    }
+
+    #[test]
+    fn hints_round_trip(
+        ranges in page_ranges(), priority in any::<u8>(), within_us in any::<u64>(),
+        advice in prop_oneof![
+            Just(Advice::Normal),
+            Just(Advice::Sequential),
+            Just(Advice::Random),
+            Just(Advice::Keep),
+            Just(Advice::DontNeed),
+        ],
+    ) {
+        check(&Prefetch { ranges: ranges.clone(), priority, within_us });
+        check(&CancelPrefetch { ranges: ranges.clone() });
+        check(&Advise { ranges, advice });
+    }
+
+    #[test]
+    fn administration_round_trips(
+        (size, wait_us) in (any::<u64>(), any::<u64>()), quota in quotas(), uses in quota_uses(),
+        tier in prop_oneof![Just(Tier::Vram), Just(Tier::Ram), Just(Tier::Nvme)],
+    ) {
+        check(&SetTier { tier, size, wait_us });
+        check(&SetQuota { quota });
+        check(&Quotas { quotas: uses });
     }
 
     #[test]
@@ -182,6 +245,11 @@ proptest! {
         attempt::<Frames>(&body);
         attempt::<Stats>(&body);
         attempt::<Done>(&body);
+        attempt::<Prefetch>(&body);
+        attempt::<Advise>(&body);
+        attempt::<SetTier>(&body);
+        attempt::<SetQuota>(&body);
+        attempt::<Quotas>(&body);
     }
 }
 
@@ -190,6 +258,7 @@ fn empty_messages_round_trip() {
     check(&Stat {});
     check(&Bye {});
     check(&Done {});
+    check(&ListQuotas {});
 }
 
 #[test]
@@ -215,11 +284,12 @@ fn bytes_of_every_message_are_frozen() {
             mapped_pages_max: 6,
             device: DeviceKind::Cuda,
             device_uuid: *b"0123456789abcdef",
+            unified: true,
             daemon_version: "0.1".into(),
         }),
-        header("0200", "41000000", "0000"),
+        header("0200", "42000000", "0000"),
         "01000200000000000000030000000000000000002000000000000500000006000000010000003031323334353637383961626364\
-         65660300000000000000302e31",
+         6566010300000000000000302e31",
     );
     golden(
         frame(&Refused {
@@ -251,9 +321,9 @@ fn bytes_of_every_message_are_frozen() {
         "01000000000000000100000000000000",
     );
     golden(
-        frame(&Prefetch { ranges: vec![range] }),
-        header("1500", "18000000", "0000"),
-        "010000000000000002010000000000000300000004000000",
+        frame(&Prefetch { ranges: vec![range], priority: 5, within_us: 6 }),
+        header("1500", "21000000", "0000"),
+        "010000000000000002010000000000000300000004000000050600000000000000",
     );
     golden(frame(&Stat {}), header("1600", "00000000", "0000"), "");
     golden(frame(&Bye {}), header("1700", "00000000", "0000"), "");
@@ -261,6 +331,49 @@ fn bytes_of_every_message_are_frozen() {
         frame(&Revoked { frames: vec![VramFrame(1), VramFrame(2)] }),
         header("1800", "10000000", "0000"),
         "02000000000000000100000002000000",
+    );
+    golden(
+        frame(&CancelPrefetch { ranges: vec![range] }),
+        header("1900", "18000000", "0000"),
+        "010000000000000002010000000000000300000004000000",
+    );
+    golden(
+        frame(&Advise { ranges: vec![range], advice: Advice::DontNeed }),
+        header("1a00", "1c000000", "0000"),
+        "01000000000000000201000000000000030000000400000004000000",
+    );
+    golden(
+        frame(&Flush { ranges: vec![range], wait_us: 5 }),
+        header("1b00", "20000000", "0000"),
+        "0100000000000000020100000000000003000000040000000500000000000000",
+    );
+    golden(
+        frame(&SetTier { tier: Tier::Nvme, size: 0x20_0000, wait_us: 5 }),
+        header("1c00", "14000000", "0000"),
+        "0200000000002000000000000500000000000000",
+    );
+    let each = Quota {
+        subject: QuotaSubject::EachUid,
+        vram_max: None,
+        vram_reserved: 1,
+        anonymous_max: Some(2),
+        priority: 3,
+    };
+    golden(
+        frame(&SetQuota { quota: each }),
+        header("1d00", "17000000", "0000"),
+        "01000000000100000000000000010200000000000000\
+         03",
+    );
+    golden(frame(&ListQuotas {}), header("1e00", "00000000", "0000"), "");
+    let own = Quota { vram_max: Some(4), ..Quota::none(QuotaSubject::Gid(5)) };
+    golden(
+        frame(&Quotas {
+            quotas: vec![QuotaUse { quota: own, vram_used: 6, vram_mapped: 7, anonymous_used: 8 }],
+        }),
+        header("4500", "3b000000", "0000"),
+        "010000000000000003000000050000000104000000000000000000000000000000000006000000000000000700000000000000\
+         0800000000000000",
     );
     golden(
         frame(&Allocated { allocation: id, pages: 3 }),
@@ -290,9 +403,47 @@ fn bytes_of_every_message_are_frozen() {
         "010000000000000007000000",
     );
     let stats = frame(&stats(&std::array::from_fn(|index| index as u64)));
-    assert_eq!(hex(&stats[..24]), header("4400", "40020000", "0000"));
+    assert_eq!(hex(&stats[..24]), header("4400", "6b020000", "0000"));
     assert_eq!(hex(&stats[24..40]), "00000000000000000100000000000000");
-    assert_eq!(hex(&stats[stats.len() - 24..]), "010000000200000003000000040000004500000000000000");
+    assert_eq!(hex(&stats[stats.len() - 24..]), "010000000200000003000000040000004d00000000000000");
+}
+
+#[test]
+fn numbers_of_variants_are_frozen() {
+    fn number<M: Message>(message: &M, at: usize) -> u8 {
+        frame(message)[HEADER_BYTES + at]
+    }
+    let advice =
+        [Advice::Normal, Advice::Sequential, Advice::Random, Advice::Keep, Advice::DontNeed];
+    assert_eq!(advice.map(|advice| number(&Advise { ranges: vec![], advice }, 8)), [0, 1, 2, 3, 4]);
+    let tiers = [Tier::Vram, Tier::Ram, Tier::Nvme];
+    assert_eq!(tiers.map(|tier| number(&SetTier { tier, size: 0, wait_us: 0 }, 0)), [0, 1, 2]);
+    let subjects = [
+        QuotaSubject::EachSession,
+        QuotaSubject::EachUid,
+        QuotaSubject::Uid(9),
+        QuotaSubject::Gid(9),
+    ];
+    let numbers = subjects.map(|subject| number(&SetQuota { quota: Quota::none(subject) }, 0));
+    assert_eq!(numbers, [0, 1, 2, 3]);
+}
+
+#[test]
+fn as_many_quotas_as_there_may_be_are_one_message() {
+    for quota in [
+        Quota::none(QuotaSubject::EachSession),
+        Quota {
+            subject: QuotaSubject::Uid(1),
+            vram_max: Some(1),
+            vram_reserved: 1,
+            anonymous_max: Some(1),
+            priority: 1,
+        },
+    ] {
+        let quota = QuotaUse { quota, vram_used: 1, vram_mapped: 1, anonymous_used: 1 };
+        let all = Quotas { quotas: vec![quota; 1024] };
+        assert_eq!(decode::<Quotas>(&frame(&all)[HEADER_BYTES..]).expect("decodes"), all);
+    }
 }
 
 #[test]
@@ -302,6 +453,7 @@ fn claimed_lengths_are_refused_before_allocation() {
         assert!(matches!(decode::<Frames>(&body), Err(CodecError::Decode { .. })), "{length}");
         assert!(matches!(decode::<Unmap>(&body), Err(CodecError::Decode { .. })), "{length}");
         assert!(matches!(decode::<Prefetch>(&body), Err(CodecError::Decode { .. })), "{length}");
+        assert!(matches!(decode::<Quotas>(&body), Err(CodecError::Decode { .. })), "{length}");
         let hello = [&[0; 12][..], &body].concat();
         assert!(matches!(decode::<Hello>(&hello), Err(CodecError::Decode { .. })), "{length}");
     }
@@ -350,4 +502,23 @@ fn unknown_codes_and_variants_are_errors() {
         .split_off(HEADER_BYTES);
     body[8] = 3;
     assert!(matches!(decode::<Map>(&body), Err(CodecError::Decode { .. })));
+
+    let mut body = [0; 20];
+    decode::<SetTier>(&body).expect("the VRAM tier");
+    body[0] = 3;
+    assert!(matches!(decode::<SetTier>(&body), Err(CodecError::Decode { .. })));
+
+    let mut body = [0; 15];
+    decode::<SetQuota>(&body).expect("no quota for each session");
+    body[0] = 4;
+    assert!(matches!(decode::<SetQuota>(&body), Err(CodecError::Decode { .. })));
+    body[0] = 0;
+    // Neither `None` nor `Some`.
+    body[4] = 2;
+    assert!(matches!(decode::<SetQuota>(&body), Err(CodecError::Decode { .. })));
+
+    let mut body = [0; 12];
+    decode::<Advise>(&body).expect("advice");
+    body[8] = 5;
+    assert!(matches!(decode::<Advise>(&body), Err(CodecError::Decode { .. })));
 }
