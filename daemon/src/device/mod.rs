@@ -38,6 +38,16 @@ pub enum DeviceOp {
         /// Overwritten whole.
         target: VramFrame,
     },
+    /// Gives a frame's memory back to the system. No process has it mapped; its bytes are gone.
+    Release {
+        /// Which.
+        target: VramFrame,
+    },
+    /// Gives a released frame memory again, which reads as zeros.
+    Restore {
+        /// Which.
+        target: VramFrame,
+    },
 }
 
 /// The outcome of one operation.
@@ -104,6 +114,8 @@ pub struct Full;
 pub struct DeviceInfo {
     /// Kind, as told to clients.
     pub kind: DeviceKind,
+    /// VRAM and RAM are one memory.
+    pub unified: bool,
     /// UUID, as told to clients; zeros on sim.
     pub uuid: [u8; 16],
     /// For people.

@@ -106,6 +106,7 @@ impl SimDevice {
         let (up, down) = (Some(direction("up")?), Some(direction("down")?));
         let info = DeviceInfo {
             kind: DeviceKind::Sim,
+            unified: false,
             uuid: [0; 16],
             name: "simulated in host memory".to_owned(),
             frames: options.frames,
@@ -122,7 +123,10 @@ impl Device for SimDevice {
 
     fn submit(&mut self, tag: Tag, op: DeviceOp) -> Result<(), Full> {
         let direction = match op {
-            DeviceOp::Up { .. } | DeviceOp::Zero { .. } => &self.up,
+            DeviceOp::Up { .. }
+            | DeviceOp::Zero { .. }
+            | DeviceOp::Release { .. }
+            | DeviceOp::Restore { .. } => &self.up,
             DeviceOp::Down { .. } => &self.down,
         };
         match direction.as_ref().expect("open until dropped").try_send((tag, op)) {
@@ -163,16 +167,16 @@ impl Worker {
             let job = self.jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
             let Ok((tag, op)) = job else { return };
             let turn = self.link.begin(self.frames.page_size());
-            self.execute(op);
+            let result = self.execute(op);
             self.link.finish(turn);
-            if self.done.send(DeviceDone { tag, result: Ok(()) }).is_err() {
+            if self.done.send(DeviceDone { tag, result }).is_err() {
                 return;
             }
             self.waker.wake();
         }
     }
 
-    fn execute(&self, op: DeviceOp) {
+    fn execute(&self, op: DeviceOp) -> Result<(), DeviceFault> {
         const OWNED: &str = "an operation in flight owns its frames";
         match op {
             DeviceOp::Up { source, shift, target } => {
@@ -185,7 +189,10 @@ impl Worker {
                 self.frames.read(source, &mut target.bytes_mut()[..self.frames.page_bytes()]);
             }
             DeviceOp::Zero { target } => self.frames.zero(target),
+            DeviceOp::Release { target } => self.frames.release(target)?,
+            DeviceOp::Restore { target } => self.frames.restore(target)?,
         }
+        Ok(())
     }
 }
 

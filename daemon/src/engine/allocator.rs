@@ -11,7 +11,9 @@ use super::event::{Command, Outbox, Reply};
 use super::ids::{AllocationId, BackingId, FileId, PageRef, SessionId, Tag};
 use super::page::Motion;
 use super::page_table::{FileKey, Source};
+use super::quota::Owner;
 use super::refusal;
+use super::session::Session;
 use crate::store::FileIdentity;
 
 /// A client's contiguous range of pages.
@@ -49,7 +51,7 @@ impl Span {
 impl Engine {
     pub(super) fn allocate(&mut self, session: SessionId, size: u64) -> Result<Reply, Refused> {
         let pages = self.pages_for(size)?;
-        let limit = self.limits.anonymous_pages_max();
+        let limit = self.anonymous_pages_max();
         if u64::from(pages) > limit.saturating_sub(self.anonymous_pages) {
             return Err(refusal::out_of_memory(
                 u64::from(pages),
@@ -58,9 +60,11 @@ impl Engine {
                 self.limits.page_size,
             ));
         }
+        self.check_anonymous(session, u64::from(pages))?;
         let id = self.new_allocation_id(session)?;
-        let domain = self.session(session).domain;
-        let backing = self.table.add(Source::Anonymous(id), domain, pages);
+        let &Session { domain, gid, .. } = self.session(session);
+        let owner = Owner { domain, gid, session: Some(session) };
+        let backing = self.table.add(Source::Anonymous(id), owner, pages);
         self.anonymous_pages += u64::from(pages);
         Ok(self.register(session, id, backing, pages))
     }
@@ -105,13 +109,14 @@ impl Engine {
         }
         let pages = self.pages_for(length)?;
         let id = self.new_allocation_id(session)?;
-        let domain = self.session(session).domain;
+        let &Session { domain, gid, .. } = self.session(session);
         let key = FileKey { domain, identity, offset, length };
         if let Some(backing) = self.files.get(&key).copied() {
             self.table.backing_mut(backing).references += 1;
             return Ok((self.register(session, id, backing, pages), false));
         }
-        let backing = self.table.add(Source::File { file, key }, domain, pages);
+        let backing =
+            self.table.add(Source::File { file, key }, Owner { domain, gid, session: None }, pages);
         self.files.insert(key, backing);
         Ok((self.register(session, id, backing, pages), true))
     }
@@ -244,6 +249,7 @@ impl Engine {
         }
         let (vram, ram, slot) = self.table.update(at, |page| {
             page.prefetched = false;
+            page.flushing = false;
             (page.vram.take(), page.ram.take(), page.slot.take())
         });
         let domain = self.table.backing(at.backing).domain;

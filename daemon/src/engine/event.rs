@@ -1,7 +1,9 @@
 //! What goes into the engine and what comes out of it.
 
 use lapis_proto::code::Code;
-use lapis_proto::message::{Map, Mapped, PageRange, Refused, Stats};
+use lapis_proto::message::{
+    Advise, Flush, Map, Mapped, PageRange, Prefetch, Quota, QuotaUse, Refused, SetTier, Stats,
+};
 
 use super::ids::{
     AllocationId, Domain, FileId, MappingId, RamFrame, RequestId, SessionId, SpillSlot, Tag,
@@ -19,6 +21,10 @@ pub enum Event {
         session: SessionId,
         /// Its trust domain.
         domain: Domain,
+        /// Its primary group.
+        gid: u32,
+        /// May change tiers and quotas.
+        admin: bool,
     },
     /// A client asks for something.
     Request {
@@ -76,7 +82,19 @@ pub enum Request {
     /// End mappings.
     Unmap(Vec<MappingId>),
     /// Ranges that will be mapped soon.
-    Prefetch(Vec<PageRange>),
+    Prefetch(Prefetch),
+    /// Ranges that won't be after all.
+    CancelPrefetch(Vec<PageRange>),
+    /// How ranges will be used.
+    Advise(Advise),
+    /// Ranges to be written to the spill.
+    Flush(Flush),
+    /// A quota, for administrators.
+    SetQuota(Quota),
+    /// All quotas.
+    ListQuotas,
+    /// A tier's size, for administrators.
+    SetTier(SetTier),
     /// Counters.
     Stat,
     /// The client holds no frame any more.
@@ -101,6 +119,8 @@ pub enum Reply {
     Mapped(Mapped),
     /// To `Stat`.
     Stats(Box<Stats>),
+    /// To `ListQuotas`.
+    Quotas(Vec<QuotaUse>),
     /// To any: no.
     Refused(Box<Refused>),
 }
@@ -154,6 +174,16 @@ pub enum Hop {
     /// Zeros to VRAM.
     Zero {
         /// Target.
+        target: VramFrame,
+    },
+    /// Gives a VRAM frame's memory back to the system.
+    Release {
+        /// Which.
+        target: VramFrame,
+    },
+    /// Gives a VRAM frame memory again.
+    Restore {
+        /// Which.
         target: VramFrame,
     },
 }

@@ -108,6 +108,29 @@ impl VramFrames {
         Some((owner, frame))
     }
 
+    /// Takes a free frame that clients of some domain have seen, to have it asked back.
+    pub fn take_seen(&mut self) -> Option<(Domain, VramFrame)> {
+        let (owner, frame) = self
+            .seen
+            .iter_mut()
+            .find_map(|(owner, frames)| frames.pop().map(|frame| (*owner, frame)))?;
+        self.free -= 1;
+        Some((owner, frame))
+    }
+
+    /// Takes a free frame that no process has.
+    pub fn take_unseen(&mut self) -> Option<VramFrame> {
+        let frame = self.unseen.pop()?;
+        self.free -= 1;
+        Some(frame)
+    }
+
+    /// Whether there is a free frame that no process has.
+    #[must_use]
+    pub fn has_unseen(&self) -> bool {
+        !self.unseen.is_empty()
+    }
+
     /// A frame waits for its importers.
     pub fn revoke(&mut self, frame: VramFrame) {
         let new = self.revoking.insert(frame);

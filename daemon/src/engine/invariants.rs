@@ -40,10 +40,17 @@ impl Engine {
         };
         self.vram.iter().for_each(|frame| claim(frame, "free"));
         self.vram.revoking().for_each(|frame| claim(frame, "revoking"));
+        self.sizes.parked.keys().for_each(|frame| claim(*frame, "parked"));
         ram.extend(self.ram.iter());
         assert_eq!(ram.len(), self.ram.free() as usize, "a RAM frame is free twice");
+        for frame in &self.sizes.ram_aside {
+            assert!(ram.insert(*frame), "RAM frame {frame} is set aside and free");
+        }
         slots.extend(self.slots.iter());
         assert_eq!(slots.len(), self.slots.free() as usize, "a slot is free twice");
+        for slot in &self.sizes.slots_aside {
+            assert!(slots.insert(*slot), "slot {slot} is set aside and free");
+        }
         let (mut reads, mut downs, mut outs, mut moving) = (0, 0, 0, 0);
         let mut prefetches = 0;
         for (at, page, _) in self.all_pages() {
@@ -99,18 +106,36 @@ impl Engine {
                 *pins.entry(at).or_default() += 1;
             }
         }
-        let cap = self.limits.mapped_pages_max();
+        let cap = self.mapped_pages_max();
         assert_eq!(pins.len(), self.table.pinned as usize, "pinned pages");
-        assert!(self.table.pinned <= cap, "{} pages are pinned of {cap}", self.table.pinned);
+        let shrinking = self.sizes.vram_target < self.vram.capacity();
+        let within = self.table.pinned <= cap || shrinking;
+        assert!(within, "{} pages are pinned of {cap}", self.table.pinned);
+        let mut writers: BTreeMap<PageRef, u32> = BTreeMap::new();
+        let granted = self.mappings.values().map(|map| (map.access, &map.spans));
+        for (_, spans) in granted.clone().filter(|(access, _)| *access != Access::Read) {
+            for at in spans.iter().flat_map(|span| span.pages()) {
+                let page = self.table.page(at);
+                assert_eq!((page.ram, page.slot), (None, None), "{at:?} has stale copies");
+            }
+        }
+        let admitted = self.pending.values().filter(|map| map.admitted);
+        let admitted = admitted.map(|map| (map.access, &map.spans));
+        let writing = granted.chain(admitted).filter(|(access, _)| *access != Access::Read);
+        for at in writing.flat_map(|(_, spans)| spans).flat_map(|span| span.pages()) {
+            *writers.entry(at).or_default() += 1;
+        }
         let mut overwriters: BTreeMap<PageRef, u32> = BTreeMap::new();
         let overwriting =
             self.pending.values().filter(|map| map.admitted && map.access == Access::Overwrite);
         for at in overwriting.flat_map(|map| &map.spans).flat_map(|span| span.pages()) {
             *overwriters.entry(at).or_default() += 1;
         }
-        let mut in_orders = [0usize; 5];
+        let mut in_orders = [0usize; 6];
         for (at, page, file_backed) in self.all_pages() {
             assert_eq!(page.pins, pins.get(&at).copied().unwrap_or(0), "pins of {at:?}");
+            let expected = writers.get(&at).copied().unwrap_or(0);
+            assert_eq!(page.writers, expected, "writers of {at:?}");
             let expected = overwriters.get(&at).copied().unwrap_or(0);
             assert_eq!(page.overwriters, expected, "overwriters of {at:?}");
             assert!(!page.provisional || (expected > 0 && page.vram.is_some()), "{at:?}: {page:?}");
@@ -127,15 +152,20 @@ impl Engine {
                     in_orders[1] += 1;
                     assert!(self.table.protected.contains(page.prefetched_at, at), "{at:?}");
                 }
+                VramClass::Kept => {
+                    in_orders[2] += 1;
+                    assert!(self.table.kept.contains(page.next_use, at), "{at:?}");
+                }
             }
             match page.ram_class {
                 RamClass::None => {}
-                RamClass::Duplicate => in_orders[2] += 1,
-                RamClass::Clean => in_orders[3] += 1,
-                RamClass::Sole => in_orders[4] += 1,
+                RamClass::Duplicate => in_orders[3] += 1,
+                RamClass::Clean => in_orders[4] += 1,
+                RamClass::Sole => in_orders[5] += 1,
             }
             if page.needs_fill() {
-                let queued = self.fill_demand.contains(&at) || self.fill_prefetch.contains(&at);
+                let queued = self.fill_demand.contains(&at)
+                    || self.fill_prefetch.values().any(|wanted| wanted.page == at);
                 assert!(queued, "{at:?} is wanted and in no queue: {page:?}");
                 assert!(
                     page.pins == 0 || self.fill_demand.contains(&at),
@@ -147,6 +177,7 @@ impl Engine {
         let orders = [
             &table.evictable,
             &table.protected,
+            &table.kept,
             &table.ram_duplicate,
             &table.ram_clean,
             &table.ram_sole,
@@ -163,7 +194,16 @@ impl Engine {
             assert_eq!(map.missing as usize, waits.count(), "missing pages of {id:?}");
             assert!(!map.admitted || map.missing > 0, "{id:?} is complete and not granted");
         }
-        assert_eq!(self.deadlines.len(), self.pending.len());
+        let waits = self.pending.len() + self.flushes.len() + self.sizes.pending.len();
+        assert_eq!(self.deadlines.len(), waits);
+        for (id, flush) in &self.flushes {
+            let waits = self.flush_waiters.values().flatten().filter(|waiter| *waiter == id);
+            assert_eq!(flush.missing as usize, waits.count(), "unwritten pages of {id:?}");
+            assert!(flush.missing > 0, "{id:?} is done and not answered");
+        }
+        for (at, page, _) in self.all_pages() {
+            assert_eq!(page.flushing, self.flush_waiters.contains_key(&at), "{at:?}: {page:?}");
+        }
         assert!(self.complete.is_empty(), "complete maps are granted at once");
         for mapping in self.mappings.values() {
             for at in mapping.spans.iter().flat_map(|span| span.pages()) {
@@ -186,7 +226,8 @@ impl Engine {
             *references.entry(allocation.backing).or_default() += 1;
             let spans = self.mappings.values().filter(|map| map.session == allocation.session);
             let spans = spans.flat_map(|map| &map.spans);
-            let pending = self.pending.values().flat_map(|map| &map.spans);
+            let flushes = self.flushes.values().flat_map(|flush| &flush.spans);
+            let pending = self.pending.values().flat_map(|map| &map.spans).chain(flushes);
             let mapped = spans.chain(pending).filter(|span| span.allocation == *id).count();
             assert_eq!(allocation.mapped as usize, mapped, "mappings of {id:?}");
             assert!(self.sessions[&allocation.session].allocations.contains(id));
@@ -201,6 +242,6 @@ impl Engine {
         }
         assert_eq!(anonymous, self.anonymous_pages);
         assert_eq!(pages, self.table.pages);
-        assert!(anonymous <= self.limits.anonymous_pages_max(), "overcommitted");
+        assert!(anonymous <= self.anonymous_pages_max(), "overcommitted");
     }
 }

@@ -2,12 +2,16 @@
 
 /// RAM frames that only a page leaving VRAM may take, so that VRAM can always be emptied.
 pub const RAM_RESERVE_MAX: u32 = 8;
+/// RAM frames, beside those kept for leaving pages, that anonymous pages can't all fill: one to read into.
+pub const RAM_READS_MIN: u32 = 1;
 /// Pages that one session may have queued for prefetch; later hints are dropped.
 pub const PREFETCH_PAGES_MAX: usize = 65_536;
 /// Accesses, as a multiple of the VRAM tier, after which an unused prefetched page is protected no more.
 pub const PREFETCH_EXPIRES_AFTER_TIERS: u64 = 4;
 /// Microseconds that a client has to give a frame back before it counts as quarantined.
 pub const REVOKE_WAIT_US: u64 = 2_000_000;
+/// Times that a failed read is tried again before whoever waits for it is told.
+pub const READ_RETRIES: u8 = 2;
 /// Microseconds without writes to the spill after one failed.
 pub const SPILL_REST_US: u64 = 1_000_000;
 
@@ -54,11 +58,11 @@ impl Limits {
         }
     }
 
-    /// Pages that mappings of all sessions may hold at once: a sixteenth of VRAM, at least one frame, stays free
-    /// to move others through.
+    /// Pages that mappings of all sessions may hold at once with so many VRAM frames: a sixteenth, at least one frame,
+    /// stays free to move others through.
     #[must_use]
-    pub fn mapped_pages_max(&self) -> u32 {
-        self.vram_frames.saturating_sub((self.vram_frames / 16).max(1))
+    pub fn mapped_pages_of(vram_frames: u32) -> u32 {
+        vram_frames.saturating_sub((vram_frames / 16).max(1))
     }
 
     /// RAM frames that only a page leaving VRAM may take.
@@ -67,10 +71,12 @@ impl Limits {
         (self.ram_frames / 4).clamp(1, RAM_RESERVE_MAX)
     }
 
-    /// Pages that anonymous allocations may have: what RAM and the spill hold when VRAM holds nothing.
+    /// Pages that anonymous allocations may have: what so many RAM frames and spill slots hold when VRAM holds
+    /// nothing, and still let pages leave VRAM and be read.
     #[must_use]
-    pub fn anonymous_pages_max(&self) -> u64 {
-        u64::from(self.ram_frames.saturating_sub(self.ram_reserve())) + u64::from(self.spill_slots)
+    pub fn anonymous_pages_of(&self, ram_frames: u32, spill_slots: u32) -> u64 {
+        let kept = self.ram_reserve() + RAM_READS_MIN;
+        u64::from(ram_frames.saturating_sub(kept)) + u64::from(spill_slots)
     }
 }
 
@@ -81,12 +87,12 @@ mod tests {
     #[test]
     fn bounds_leave_room_to_move() {
         let limits = Limits::small(8, 16, 0);
-        assert_eq!(limits.mapped_pages_max(), 7);
+        assert_eq!(Limits::mapped_pages_of(8), 7);
         assert_eq!(limits.ram_reserve(), 4);
-        assert_eq!(limits.anonymous_pages_max(), 12);
+        assert_eq!(limits.anonymous_pages_of(16, 0), 11);
         let large = Limits::small(256, 1024, 100);
-        assert_eq!(large.mapped_pages_max(), 240);
+        assert_eq!(Limits::mapped_pages_of(256), 240);
         assert_eq!(large.ram_reserve(), 8);
-        assert_eq!(large.anonymous_pages_max(), 1116);
+        assert_eq!(large.anonymous_pages_of(1024, 100), 1115);
     }
 }

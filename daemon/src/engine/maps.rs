@@ -6,16 +6,16 @@
 
 use lapis_proto::code::Code;
 use lapis_proto::message::{
-    Access, Map, Mapped, PAGES_PER_MAP_MAX, PageRange, RANGES_PER_REQUEST_MAX, Refused,
+    Access, Advice, Map, Mapped, PAGES_PER_MAP_MAX, PageRange, RANGES_PER_REQUEST_MAX, Refused,
 };
 
 use super::Engine;
 use super::allocator::Span;
 use super::event::{Command, Outbox, Reply, TransferFault};
 use super::ids::{MappingId, PageRef, RequestId, SessionId, VramFrame};
-use super::limits::PREFETCH_PAGES_MAX;
 use super::page::Motion;
-use super::policy::next_use::predict;
+use super::policy::next_use::{NEVER, predict};
+use super::quota::Room;
 use super::refusal;
 
 /// A map that waits; ids are given in order of arrival.
@@ -50,6 +50,8 @@ pub struct PendingMap {
 pub struct Mapping {
     /// Whose.
     pub session: SessionId,
+    /// For what.
+    pub access: Access,
     /// What it holds.
     pub spans: Vec<Span>,
 }
@@ -106,12 +108,14 @@ impl Engine {
             return Err(refusal::too_many("this session's mapping", held, limit));
         }
         let asked = distinct_pages(&spans);
-        let cap = self.limits.mapped_pages_max();
+        let cap = self.mapped_pages_max();
         if asked > u64::from(cap) {
             return Err(refusal::over_capacity(asked, cap));
         }
+        self.check_mapped(session, &spans, asked)?;
         let new_pins = self.new_pins(&spans);
-        let fits = new_pins == 0 || (self.queue.is_empty() && self.has_room_for(new_pins));
+        let fits = new_pins == 0
+            || (self.queue.is_empty() && self.room_for(session, &spans, new_pins) == Room::Enough);
         if map.wait_us == 0 && !fits {
             return Err(refusal::timed_out(asked, self.table.pinned, cap, "room, with no wait"));
         }
@@ -157,8 +161,18 @@ impl Engine {
         if fits {
             self.admit(id);
         } else {
-            self.queue.push_back(id);
+            self.enqueue(session, id);
         }
+    }
+
+    /// Behind those of the same or a higher priority.
+    fn enqueue(&mut self, session: SessionId, id: PendingId) {
+        let priority = self.priority_of(session);
+        let behind = |queued: &PendingId| {
+            priority > 0 && self.priority_of(self.pending[queued].session) < priority
+        };
+        let place = self.queue.iter().position(behind).unwrap_or(self.queue.len());
+        self.queue.insert(place, id);
     }
 
     fn new_pins(&self, spans: &[Span]) -> u32 {
@@ -173,20 +187,20 @@ impl Engine {
         u32::try_from(pages.len()).expect("bounded by PAGES_PER_MAP_MAX")
     }
 
-    fn has_room_for(&self, new_pins: u32) -> bool {
-        let taken = self.table.pinned + self.vram.revoking_count();
-        taken + new_pins <= self.limits.mapped_pages_max()
-    }
-
-    /// Admits from the head of the queue while there is room.
+    /// Admits from the head of the queue while there is room. One whose own quota is used up lets others pass.
     pub(super) fn admit_queued(&mut self) {
-        while let Some(id) = self.queue.front().copied() {
-            let new_pins = self.new_pins(&self.pending[&id].spans);
-            if !self.has_room_for(new_pins) {
-                break;
+        let mut index = 0;
+        while let Some(id) = self.queue.get(index).copied() {
+            let pending = &self.pending[&id];
+            let new_pins = self.new_pins(&pending.spans);
+            match self.room_for(pending.session, &pending.spans, new_pins) {
+                Room::Enough => {
+                    self.queue.remove(index);
+                    self.admit(id);
+                }
+                Room::QuotaFull => index += 1,
+                Room::TierFull => break,
             }
-            self.queue.pop_front();
-            self.admit(id);
         }
     }
 
@@ -242,11 +256,20 @@ impl Engine {
         let pages = self.table.backing(at.backing).pages_count();
         self.table.update(at, |page| {
             page.pins += 1;
+            page.writers += u32::from(writes(access));
             page.overwriters += u32::from(access == Access::Overwrite);
             page.retained = page.vram.is_some() && !page.fetched;
             page.fetched = false;
             page.prefetched = false;
-            page.next_use = predict(page.last_use, clock, pages);
+            page.next_use = match page.advice {
+                Advice::Normal | Advice::DontNeed | Advice::Keep => {
+                    predict(page.last_use, clock, pages)
+                }
+                // Of two that were used, the one used last is the farther: it is over and done with.
+                Advice::Sequential => clock + NEVER,
+                // As far in the future as in the past: the one used longest ago is the farthest.
+                Advice::Random => clock,
+            };
             page.last_use = clock;
         });
     }
@@ -310,7 +333,8 @@ impl Engine {
                 self.tell_waiters(at);
             }
         }
-        self.mappings.insert(mapping, Mapping { session, spans: pending.spans });
+        let access = pending.access;
+        self.mappings.insert(mapping, Mapping { session, access, spans: pending.spans });
     }
 
     /// The VRAM copy is about to be written: the others would be stale.
@@ -352,18 +376,25 @@ impl Engine {
         if let Some(session) = self.sessions.get_mut(&mapping.session) {
             session.mappings.remove(&id);
         }
-        self.unpin(&mapping.spans, outbox);
+        self.unpin(&mapping.spans, mapping.access, outbox);
     }
 
-    fn unpin(&mut self, spans: &[Span], outbox: &mut Outbox) {
+    fn unpin(&mut self, spans: &[Span], access: Access, outbox: &mut Outbox) {
         for at in spans.iter().flat_map(|span| span.pages()) {
-            self.table.update(at, |page| page.pins -= 1);
+            let flushing = self.table.update(at, |page| {
+                page.pins -= 1;
+                page.writers -= u32::from(writes(access));
+                page.flushing && page.writers == 0
+            });
+            if flushing {
+                self.flush_queue.push_back(at);
+            }
         }
         self.let_go(spans, outbox);
     }
 
     /// Spans are no longer waited for or mapped.
-    fn let_go(&mut self, spans: &[Span], outbox: &mut Outbox) {
+    pub(super) fn let_go(&mut self, spans: &[Span], outbox: &mut Outbox) {
         for span in spans {
             if let Some(allocation) = self.allocations.get_mut(&span.allocation) {
                 allocation.mapped -= 1;
@@ -408,7 +439,7 @@ impl Engine {
                 self.give_up_overwriting(at);
             }
         }
-        self.unpin(&pending.spans, outbox);
+        self.unpin(&pending.spans, pending.access, outbox);
         pending
     }
 
@@ -442,10 +473,17 @@ impl Engine {
             if deadline > now {
                 break;
             }
-            let pending = &self.pending[&id];
+            let Some(pending) = self.pending.get(&id) else {
+                if self.flushes.contains_key(&id) {
+                    self.expire_flush(id, outbox);
+                } else {
+                    self.expire_resize(id, outbox);
+                }
+                continue;
+            };
             let waited_for = if pending.admitted { "the bytes" } else { "room" };
             let asked = distinct_pages(&pending.spans);
-            let cap = self.limits.mapped_pages_max();
+            let cap = self.mapped_pages_max();
             let refused = refusal::timed_out(asked, self.table.pinned, cap, waited_for);
             self.refuse_pending(id, refused, outbox);
         }
@@ -459,10 +497,12 @@ impl Engine {
         }
         self.tell_waiters(at);
         let page = self.table.page(at);
-        if page.needs_fill() {
-            let queue = if page.pins > 0 { &mut self.fill_demand } else { &mut self.fill_prefetch };
-            queue.push_back(at);
+        if page.needs_fill() && page.pins > 0 {
+            self.fill_demand.push_back(at);
+        } else if page.needs_fill() {
+            self.queue_prefetch(at, u64::MAX);
         }
+        self.flush_settled(at, outbox);
         if self.table.backing(at.backing).references == 0 {
             self.empty_if_idle(at);
             self.remove_if_idle(at.backing, outbox);
@@ -494,38 +534,9 @@ impl Engine {
             self.refuse_pending(id, refusal::fault(at.index, fault), outbox);
         }
     }
-
-    pub(super) fn prefetch(
-        &mut self,
-        session: SessionId,
-        ranges: &[PageRange],
-    ) -> Result<Reply, Refused> {
-        check_ranges(ranges)?;
-        let spans = self.resolve(session, ranges)?;
-        for at in spans.into_iter().flat_map(Span::pages) {
-            let page = self.table.page(at);
-            if page.pins > 0 || page.prefetched {
-                continue;
-            }
-            if self.fill_prefetch.len() >= PREFETCH_PAGES_MAX {
-                break;
-            }
-            self.prefetch_tick = self.clock.max(self.prefetch_tick + 1);
-            let tick = self.prefetch_tick;
-            let needs_fill = self.table.update(at, |page| {
-                page.prefetched = true;
-                page.prefetched_at = tick;
-                page.needs_fill()
-            });
-            if needs_fill {
-                self.fill_prefetch.push_back(at);
-            }
-        }
-        Ok(Reply::Done)
-    }
 }
 
-fn check_ranges(ranges: &[PageRange]) -> Result<(), Refused> {
+pub(super) fn check_ranges(ranges: &[PageRange]) -> Result<(), Refused> {
     let pages: u64 = ranges.iter().map(|range| u64::from(range.count)).sum();
     if ranges.is_empty() || ranges.len() > RANGES_PER_REQUEST_MAX {
         let message = format!(

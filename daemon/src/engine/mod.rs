@@ -9,19 +9,23 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use lapis_proto::code::Code;
-use lapis_proto::message::{Counters, Refused, Stats, TierStats};
+use lapis_proto::message::{Counters, Quota, QuotaSubject, Refused, Stats, TierStats};
 
 use allocator::Allocation;
 use event::{Command, Event, Outbox, Reply, Request, TransferFault};
+use flush::PendingFlush;
 use frames::{FreeSlots, VramFrames};
 use ids::{AllocationId, BackingId, MappingId, PageRef, RequestId, SessionId, Tag, VramFrame};
 use limits::Limits;
 use maps::{Mapping, PendingId, PendingMap};
 use page_table::{FileKey, PageTable};
+use prefetch::{PrefetchKey, Wanted};
+use resize::Sizes;
 use session::Session;
 
 pub mod allocator;
 pub mod event;
+mod flush;
 pub mod frames;
 pub mod ids;
 mod invariants;
@@ -31,7 +35,10 @@ pub mod page;
 pub mod page_table;
 mod placement;
 pub mod policy;
+mod prefetch;
+pub mod quota;
 pub mod refusal;
+mod resize;
 mod revocation;
 pub mod session;
 
@@ -43,10 +50,12 @@ pub struct Engine {
     allocations: BTreeMap<AllocationId, Allocation>,
     mappings: BTreeMap<MappingId, Mapping>,
     files: BTreeMap<FileKey, BackingId>,
+    quotas: BTreeMap<QuotaSubject, Quota>,
     table: PageTable,
     vram: VramFrames,
     ram: FreeSlots,
     slots: FreeSlots,
+    sizes: Sizes,
     /// No writes to the spill before this time: the last one failed.
     spill_rests_until: u64,
     anonymous_pages: u64,
@@ -61,17 +70,25 @@ pub struct Engine {
 
     /// Pages wanted in VRAM, in order: first those that maps wait for, then those prefetched.
     fill_demand: VecDeque<PageRef>,
-    fill_prefetch: VecDeque<PageRef>,
+    fill_prefetch: BTreeMap<PrefetchKey, Wanted>,
     /// Pages that have a VRAM frame and wait for a RAM frame.
     read_demand: VecDeque<PageRef>,
     read_prefetch: VecDeque<PageRef>,
+    /// Flushes that wait, those that wait for a page, and pages in line to be written.
+    flushes: BTreeMap<PendingId, PendingFlush>,
+    flush_waiters: BTreeMap<PageRef, Vec<PendingId>>,
+    flush_queue: VecDeque<PageRef>,
     transfers: BTreeMap<Tag, PageRef>,
+    /// Frames whose memory is being released or made.
+    frame_transfers: BTreeMap<Tag, VramFrame>,
     reads: u32,
     downs: u32,
     outs: u32,
     /// Frames asked back, with the time when they count as quarantined.
     revoking: BTreeMap<VramFrame, u64>,
 
+    /// Flushes that had nothing to write.
+    flushed: Vec<PendingId>,
     /// Maps whose last page has come, to be granted.
     complete: Vec<PendingId>,
     /// Fills under way for prefetches.
@@ -94,11 +111,14 @@ impl Engine {
             vram: VramFrames::new(limits.vram_frames),
             ram: FreeSlots::new(limits.ram_frames),
             slots: FreeSlots::new(limits.spill_slots),
+            sizes: Sizes::new(limits.vram_frames, limits.ram_frames, limits.spill_slots),
+            frame_transfers: BTreeMap::new(),
             limits,
             sessions: BTreeMap::new(),
             allocations: BTreeMap::new(),
             mappings: BTreeMap::new(),
             files: BTreeMap::new(),
+            quotas: BTreeMap::new(),
             table: PageTable::default(),
             spill_rests_until: 0,
             anonymous_pages: 0,
@@ -107,7 +127,10 @@ impl Engine {
             page_waiters: BTreeMap::new(),
             deadlines: BTreeSet::new(),
             fill_demand: VecDeque::new(),
-            fill_prefetch: VecDeque::new(),
+            fill_prefetch: BTreeMap::new(),
+            flushes: BTreeMap::new(),
+            flush_waiters: BTreeMap::new(),
+            flush_queue: VecDeque::new(),
             read_demand: VecDeque::new(),
             read_prefetch: VecDeque::new(),
             transfers: BTreeMap::new(),
@@ -115,6 +138,7 @@ impl Engine {
             downs: 0,
             outs: 0,
             revoking: BTreeMap::new(),
+            flushed: Vec::new(),
             complete: Vec::new(),
             prefetches_moving: 0,
             prefetch_tick: 0,
@@ -163,8 +187,8 @@ impl Engine {
     /// possible. Commands are appended to `outbox`.
     pub fn apply(&mut self, event: Event, now: u64, outbox: &mut Outbox) {
         match event {
-            Event::SessionOpened { session, domain } => {
-                let old = self.sessions.insert(session, Session::new(domain));
+            Event::SessionOpened { session, domain, gid, admin } => {
+                let old = self.sessions.insert(session, Session::new(domain, gid, admin));
                 assert!(old.is_none(), "session ids are never reused");
             }
             Event::Request { session, request, body } => {
@@ -223,7 +247,19 @@ impl Engine {
                 Err(refused) => Err(refused),
             },
             (None, Request::Unmap(ids)) => self.unmap(session, &ids, outbox),
-            (None, Request::Prefetch(ranges)) => self.prefetch(session, &ranges),
+            (None, Request::Prefetch(prefetch)) => self.prefetch(session, &prefetch, now),
+            (None, Request::CancelPrefetch(ranges)) => self.cancel_prefetch(session, &ranges),
+            (None, Request::Advise(advise)) => self.advise(session, &advise),
+            (None, Request::Flush(flush)) => match self.flush(session, request, &flush, now) {
+                Ok(()) => return,
+                Err(refused) => Err(refused),
+            },
+            (None, Request::SetQuota(quota)) => self.set_quota(session, quota),
+            (None, Request::SetTier(set)) => match self.set_tier(session, request, &set, now) {
+                Ok(()) => return,
+                Err(refused) => Err(refused),
+            },
+            (None, Request::ListQuotas) => Ok(self.list_quotas(session)),
             (None, Request::Stat) => Ok(Reply::Stats(Box::new(self.stats(session)))),
             (None, Request::Bye) => self.bye(session),
             (None, Request::Revoked(frames)) => self.revoked(session, &frames),
@@ -251,7 +287,7 @@ impl Engine {
 
     fn bye(&mut self, session: SessionId) -> Result<Reply, Refused> {
         let state = self.session_mut(session);
-        if !state.mappings.is_empty() || state.waiting > 0 {
+        if !state.mappings.is_empty() || state.waiting + state.flushing > 0 {
             return Err(refusal::plain(
                 Code::InUse,
                 "the session still has mappings: unmap them before bye",
@@ -275,6 +311,14 @@ impl Engine {
             .collect();
         for pending in waiting {
             self.abandon(pending, outbox);
+        }
+        let flushes = self.flushes.iter().filter(|(_, flush)| flush.session == id);
+        for flush in flushes.map(|(flush, _)| *flush).collect::<Vec<_>>() {
+            self.abandon_flush(flush, outbox);
+        }
+        let resizes = self.sizes.pending.iter().filter(|(_, resize)| resize.session == id);
+        for resize in resizes.map(|(resize, _)| *resize).collect::<Vec<_>>() {
+            self.abandon_resize(resize);
         }
         let allocations = self.session(id).allocations.clone();
         for allocation in allocations {
@@ -306,6 +350,9 @@ impl Engine {
         now: u64,
         outbox: &mut Outbox,
     ) {
+        if let Some(frame) = self.frame_transfers.remove(&tag) {
+            return self.frame_done(frame, &result);
+        }
         let at = self.transfers.remove(&tag).expect("each transfer ends once");
         match result {
             Ok(checksum) => self.hop_succeeded(at, checksum, outbox),
@@ -317,18 +364,29 @@ impl Engine {
     fn stats(&self, session: SessionId) -> Stats {
         let page = self.limits.page_size;
         let bytes = |pages: u32| u64::from(pages) * page;
-        let tier = |capacity: u32, free: u32, pinned: u32| TierStats {
+        let tier = |capacity: u32, free: u32, pinned: u32, run: u32| TierStats {
             capacity: bytes(capacity),
             used: bytes(capacity - free),
             pinned: bytes(pinned),
+            free_run_longest: bytes(run),
+            degraded: false,
         };
+        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         let moving = self.reads + self.downs + self.outs;
         let revoking = self.vram.revoking_count();
-        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let free = self.vram.iter().map(|frame| frame.0);
+        let vram_free = self.vram.free() + revoking;
+        let parked = count(self.sizes.parked.len());
+        let vram_capacity = self.vram.capacity() - parked;
+        let vram = tier(vram_capacity, vram_free, self.table.pinned, longest_run(free));
+        let slots = &self.slots;
+        let slots_capacity = slots.capacity() - count(self.sizes.slots_aside.len());
+        let nvme = tier(slots_capacity, slots.free(), self.outs, longest_run(slots.iter()));
+        let ram_capacity = self.ram.capacity() - count(self.sizes.ram_aside.len());
         Stats {
-            vram: tier(self.vram.capacity(), self.vram.free() + revoking, self.table.pinned),
-            ram: tier(self.ram.capacity(), self.ram.free(), moving),
-            nvme: tier(self.slots.capacity(), self.slots.free(), self.outs),
+            vram: TierStats { degraded: revoking > 0, ..vram },
+            ram: tier(ram_capacity, self.ram.free(), moving, longest_run(self.ram.iter())),
+            nvme: TierStats { degraded: self.spill_rests_until > 0, ..nvme },
             total: self.counters,
             session: self.session(session).counters,
             sessions: count(self.sessions.len()),
@@ -338,6 +396,23 @@ impl Engine {
             metadata_bytes: self.table.metadata_bytes(),
         }
     }
+}
+
+/// The longest run of consecutive numbers.
+fn longest_run(numbers: impl Iterator<Item = u32>) -> u32 {
+    let mut sorted: Vec<_> = numbers.collect();
+    sorted.sort_unstable();
+    let (mut longest, mut run, mut last) = (0, 0, None);
+    for number in sorted {
+        run = if last.is_some_and(|last: u32| last.checked_add(1) == Some(number)) {
+            run + 1
+        } else {
+            1
+        };
+        longest = longest.max(run);
+        last = Some(number);
+    }
+    longest
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 //! one; and except for a provisional VRAM copy, which an overwriter waits for. So nothing is ever "dirty" by a flag: a copy may be dropped exactly when another one remains (a file counts as
 //! one, and so do zeros for a page never written).
 
-use lapis_proto::message::Access;
+use lapis_proto::message::{Access, Advice};
 
 use super::ids::{RamFrame, SpillSlot, VramFrame};
 
@@ -64,6 +64,8 @@ pub enum VramClass {
     Evictable,
     /// Prefetched and not used yet: evicted only for a page that someone waits for.
     Protected,
+    /// A client asked to keep it: evicted when there is nothing else.
+    Kept,
 }
 
 /// Which order of RAM victims a page stands in.
@@ -110,6 +112,16 @@ pub struct Page {
     pub retained: bool,
     /// Its VRAM copy is zeros and was never mapped for writing.
     pub zeros: bool,
+    /// Mappings that may write it, and admitted maps that will: it may not be copied meanwhile.
+    pub writers: u32,
+    /// A flush waits for its copy in the spill.
+    pub flushing: bool,
+    /// Reads of it that failed in a row.
+    pub read_failures: u8,
+    /// Priority of the prefetch that wants it.
+    pub prefetch_priority: u8,
+    /// How it is used, as far as a client has said.
+    pub advice: Advice,
     /// Admitted maps that will overwrite it and are not granted yet.
     pub overwriters: u32,
     /// Its VRAM copy is a frame to be overwritten, not the page's bytes; the other copies still are.
@@ -135,6 +147,11 @@ impl Page {
             filled_by_prefetch: false,
             retained: false,
             zeros: false,
+            writers: 0,
+            flushing: false,
+            read_failures: 0,
+            prefetch_priority: 0,
+            advice: Advice::Normal,
             overwriters: 0,
             provisional: false,
             vram_class: VramClass::None,
@@ -164,6 +181,26 @@ impl Page {
         self.vram.is_none() && self.motion == Motion::Still && (self.pins > 0 || self.prefetched)
     }
 
+    /// Whether a VRAM frame is taken up by it: its copy's, or one that is being filled.
+    #[must_use]
+    pub fn holds_vram(&self) -> bool {
+        let target = match self.motion {
+            Motion::NeedRam { .. }
+            | Motion::Reading { .. }
+            | Motion::Up { .. }
+            | Motion::Zero { .. } => true,
+            Motion::Still | Motion::Down { .. } | Motion::Out { .. } => false,
+        };
+        self.vram.is_some() || target
+    }
+
+    /// Whether a flush still has to write it: it has bytes of its own, and the spill doesn't hold them.
+    #[must_use]
+    pub fn needs_flush(&self) -> bool {
+        self.slot.is_none()
+            && (self.ram.is_some() || (self.vram.is_some() && !self.zeros && !self.provisional))
+    }
+
     /// Whether its VRAM copy may go without being copied.
     #[must_use]
     pub fn vram_droppable(&self, file_backed: bool) -> bool {
@@ -175,6 +212,8 @@ impl Page {
             VramClass::None
         } else if self.prefetched {
             VramClass::Protected
+        } else if self.advice == Advice::Keep {
+            VramClass::Kept
         } else {
             VramClass::Evictable
         }

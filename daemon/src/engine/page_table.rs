@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use super::ids::{AllocationId, BackingId, Domain, FileId, PageRef};
 use super::page::{Page, RamClass, VramClass};
 use super::policy::next_use::NextUse;
+use super::quota::Owner;
 use crate::store::FileIdentity;
 
 /// A file range shared by every session of a domain that opens the same one.
@@ -44,6 +45,12 @@ pub struct Backing {
     pub source: Source,
     /// Who may see them.
     pub domain: Domain,
+    /// Whom they are charged to.
+    pub owner: Owner,
+    /// Pages that hold a VRAM frame, or are being filled.
+    pub in_vram: u32,
+    /// Pages with a pin.
+    pub pinned: u32,
     /// Allocations that share it; 0: it goes as soon as nothing moves or pins its pages.
     pub references: u32,
     /// Pages with a pin or in motion: while there are any, the backing stays.
@@ -78,6 +85,8 @@ pub struct PageTable {
     pub evictable: NextUse,
     /// Prefetched VRAM pages, in order of prefetch.
     pub protected: NextUse,
+    /// VRAM pages that a client asked to keep.
+    pub kept: NextUse,
     /// RAM copies of pages that VRAM keeps.
     pub ram_duplicate: NextUse,
     /// RAM copies beside another copy.
@@ -88,9 +97,18 @@ pub struct PageTable {
 
 impl PageTable {
     /// Makes a backing of `pages` pages.
-    pub fn add(&mut self, source: Source, domain: Domain, pages: u32) -> BackingId {
+    pub fn add(&mut self, source: Source, owner: Owner, pages: u32) -> BackingId {
         let pages_vec = (0..pages).map(|_| Page::new()).collect();
-        let backing = Backing { source, domain, references: 1, busy: 0, pages: pages_vec };
+        let backing = Backing {
+            source,
+            domain: owner.domain,
+            owner,
+            in_vram: 0,
+            pinned: 0,
+            references: 1,
+            busy: 0,
+            pages: pages_vec,
+        };
         self.pages += u64::from(pages);
         if let Some(index) = self.vacant.pop_first() {
             self.backings[index as usize] = Some(backing);
@@ -146,6 +164,7 @@ impl PageTable {
         let orders = [
             &self.evictable,
             &self.protected,
+            &self.kept,
             &self.ram_duplicate,
             &self.ram_clean,
             &self.ram_sole,
@@ -159,14 +178,16 @@ impl PageTable {
         let backing = self.backings[at.backing.0 as usize].as_mut().expect("a live backing");
         let file_backed = backing.file_backed();
         let page = &mut backing.pages[at.index as usize];
-        let (was_pinned, was_busy) = (page.pins > 0, busy(page));
+        let (was_pinned, was_busy, had_vram) = (page.pins > 0, busy(page), page.holds_vram());
         let before = (page.vram_class, page.ram_class, page.next_use, page.prefetched_at);
         let result = change(page);
         page.vram_class = page.class_in_vram();
         page.ram_class = page.class_in_ram(file_backed);
         let after = (page.vram_class, page.ram_class, page.next_use, page.prefetched_at);
-        let (is_pinned, is_busy) = (page.pins > 0, busy(page));
+        let (is_pinned, is_busy, has_vram) = (page.pins > 0, busy(page), page.holds_vram());
         self.pinned = self.pinned + u32::from(is_pinned) - u32::from(was_pinned);
+        backing.pinned = backing.pinned + u32::from(is_pinned) - u32::from(was_pinned);
+        backing.in_vram = backing.in_vram + u32::from(has_vram) - u32::from(had_vram);
         backing.busy = backing.busy + u32::from(is_busy) - u32::from(was_busy);
         if before != after {
             self.move_in_orders(at, before, after);
@@ -184,11 +205,13 @@ impl PageTable {
             VramClass::None => {}
             VramClass::Evictable => self.evictable.remove(before.2, at),
             VramClass::Protected => self.protected.remove(before.3, at),
+            VramClass::Kept => self.kept.remove(before.2, at),
         }
         match after.0 {
             VramClass::None => {}
             VramClass::Evictable => self.evictable.insert(after.2, at),
             VramClass::Protected => self.protected.insert(after.3, at),
+            VramClass::Kept => self.kept.insert(after.2, at),
         }
         if let Some(order) = self.ram_order(before.1) {
             order.remove(before.2, at);

@@ -5,13 +5,25 @@
 //! frames are kept for pages on their way down. So room can always be made and no cycle of waits can close.
 
 use super::Engine;
-use super::event::{Command, Hop, Outbox, TransferFault};
+use super::event::{Command, Hop, Outbox, Reply, TransferFault};
 use super::ids::{PageRef, RamFrame, SpillSlot, VramFrame};
-use super::limits::{PREFETCH_EXPIRES_AFTER_TIERS, SPILL_REST_US};
+use super::limits::{PREFETCH_EXPIRES_AFTER_TIERS, READ_RETRIES, SPILL_REST_US};
 use super::page::Motion;
 use super::page_table::Source;
-use super::policy::next_use::distance;
+use super::policy::next_use::{NextUse, distance};
+use super::quota::Instance;
 use crate::store;
+
+/// What came of asking for a VRAM frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Frame {
+    /// Here it is, and whether only the page's own domain has used it.
+    Got(VramFrame, bool),
+    /// None now; room is being made.
+    TierFull,
+    /// Not for this page, whose owner has used up a quota; others may get one.
+    QuotaFull,
+}
 
 /// What a RAM frame is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,6 +56,9 @@ impl Engine {
             self.read(Need::Demand, now, outbox);
             self.fill(Need::Prefetch, now, outbox);
             self.read(Need::Prefetch, now, outbox);
+            self.write_flushes(now, outbox);
+            self.answer_flushed(outbox);
+            self.resize(now, outbox);
             // A page that is going to be overwritten may be ready without a hop.
             if self.complete.is_empty() {
                 return;
@@ -52,30 +67,59 @@ impl Engine {
     }
 
     fn fill(&mut self, need: Need, now: u64, outbox: &mut Outbox) {
+        let mut passed = 0;
         loop {
-            let queue = match need {
-                Need::Demand => &mut self.fill_demand,
-                Need::Prefetch => &mut self.fill_prefetch,
+            let (next, waiting) = match need {
+                Need::Demand => (self.fill_demand.front().copied(), self.fill_demand.len()),
+                Need::Prefetch => (self.next_prefetch(now), self.fill_prefetch.len()),
             };
-            let Some(at) = queue.front().copied() else { return };
+            let Some(at) = next else { return };
             if !self.table.find(at).is_some_and(super::page::Page::needs_fill) {
-                queue.pop_front();
+                self.fill_taken(need);
                 continue;
             }
-            let waiting = u32::try_from(queue.len()).unwrap_or(u32::MAX);
-            let Some((frame, own)) = self.vram_frame(at, need, waiting, now, outbox) else {
-                return;
+            let waiting = u32::try_from(waiting).unwrap_or(u32::MAX);
+            let (frame, own) = match self.vram_frame(at, need, waiting, now, outbox) {
+                Frame::Got(frame, own) => (frame, own),
+                Frame::TierFull => return,
+                // Others may pass: their frames are not what it waits for.
+                Frame::QuotaFull if need == Need::Demand && passed < waiting => {
+                    passed += 1;
+                    self.fill_demand.rotate_left(1);
+                    continue;
+                }
+                Frame::QuotaFull => return,
             };
-            match need {
-                Need::Demand => self.fill_demand.pop_front(),
-                Need::Prefetch => self.fill_prefetch.pop_front(),
-            };
+            self.fill_taken(need);
             if own && self.table.page(at).overwriters > 0 {
                 self.take_as_is(at, frame, outbox);
             } else {
                 self.start_fill(at, frame, need, outbox);
             }
         }
+    }
+
+    /// The page at the head of its queue is being taken care of.
+    fn fill_taken(&mut self, need: Need) {
+        match need {
+            Need::Demand => drop(self.fill_demand.pop_front()),
+            Need::Prefetch => drop(self.fill_prefetch.pop_first()),
+        }
+    }
+
+    /// The first page to prefetch that is still worth it.
+    fn next_prefetch(&mut self, now: u64) -> Option<PageRef> {
+        while let Some((_, wanted)) = self.fill_prefetch.first_key_value() {
+            let at = wanted.page;
+            if wanted.until_us > now {
+                return Some(at);
+            }
+            self.fill_prefetch.pop_first();
+            if self.table.find(at).is_some_and(|page| page.prefetched && page.vram.is_none()) {
+                self.table.update(at, |page| page.prefetched = false);
+            }
+        }
+        None
     }
 
     /// A page that will be overwritten needs no bytes, and what its own domain left in the frame is no secret.
@@ -96,31 +140,51 @@ impl Engine {
         waiting: u32,
         now: u64,
         outbox: &mut Outbox,
-    ) -> Option<(VramFrame, bool)> {
+    ) -> Frame {
         let domain = self.table.backing(at.backing).domain;
         if need == Need::Prefetch && !self.prefetch_has_room() {
-            return None;
+            return Frame::TierFull;
         }
+        while let Some(full) = self.vram_used_up(at) {
+            let victim = if need == Need::Demand { self.victim_of(full) } else { None };
+            let evicted = victim.is_some_and(|victim| self.evict(victim, now, outbox));
+            if !evicted {
+                return Frame::QuotaFull;
+            }
+        }
+        let guarded = self.guarded_from(at);
         loop {
-            if let Some(frame) = self.vram.take(domain) {
-                return Some(frame);
+            if let Some((frame, own)) = self.vram.take(domain) {
+                return Frame::Got(frame, own);
             }
             let coming = self.downs + self.revocations_awaited();
             if coming >= waiting.min(self.limits.depth) {
-                return None;
+                return Frame::TierFull;
             }
             if self.revoke_foreign(domain, now, outbox) {
                 continue;
             }
-            let victim = self.vram_victim(need)?;
-            let file_backed = self.table.backing(victim.backing).file_backed();
-            if self.table.page(victim).vram_droppable(file_backed) {
-                self.drop_from_vram(victim);
-            } else {
-                let ram = self.ram_frame(RamUse::Leaving, now, outbox)?;
-                self.start_down(victim, ram, outbox);
+            let Some(victim) = self.vram_victim(need, &guarded) else { return Frame::TierFull };
+            let (downs, ram) = (self.downs, self.ram.free());
+            if !self.evict(victim, now, outbox) && (downs, ram) == (self.downs, self.ram.free()) {
+                return Frame::TierFull;
             }
         }
+    }
+
+    /// Drops a page from VRAM, or starts to copy it down. Answers whether its frame is free now.
+    fn evict(&mut self, victim: PageRef, now: u64, outbox: &mut Outbox) -> bool {
+        let file_backed = self.table.backing(victim.backing).file_backed();
+        if self.table.page(victim).vram_droppable(file_backed) {
+            self.drop_from_vram(victim);
+            return true;
+        }
+        if self.downs < self.limits.depth
+            && let Some(ram) = self.ram_frame(RamUse::Leaving, now, outbox)
+        {
+            self.start_down(victim, ram, outbox);
+        }
+        false
     }
 
     /// Pages that are prefetched and unused, and pages that are mapped, stay below the cap together.
@@ -129,10 +193,10 @@ impl Engine {
             + u64::from(self.vram.revoking_count())
             + self.table.protected.len() as u64
             + u64::from(self.prefetches_moving);
-        held < u64::from(self.limits.mapped_pages_max())
+        held < u64::from(self.mapped_pages_max())
     }
 
-    fn vram_victim(&mut self, need: Need) -> Option<PageRef> {
+    fn vram_victim(&mut self, need: Need, guarded: &[Instance]) -> Option<PageRef> {
         let clock = self.clock;
         let expires = u64::from(self.limits.vram_frames) * PREFETCH_EXPIRES_AFTER_TIERS;
         while let Some((at_clock, at)) = self.table.protected.first() {
@@ -142,9 +206,22 @@ impl Engine {
             self.counters.prefetch_wasted += 1;
             self.table.update(at, |page| page.prefetched = false);
         }
-        let evictable = self.table.evictable.farthest(clock);
+        let best = |order: &NextUse| {
+            if guarded.is_empty() {
+                return order.farthest(clock);
+            }
+            order.farthest_where(clock, |at| !self.is_guarded(at, guarded))
+        };
+        let evictable = best(&self.table.evictable);
         match need {
-            Need::Demand => evictable.or_else(|| self.table.protected.last()).map(|(_, at)| at),
+            Need::Demand => evictable
+                // The one prefetched last will be needed last.
+                .or_else(|| {
+                    self.table.protected.last().filter(|(_, at)| !self.is_guarded(*at, guarded))
+                })
+                .or_else(|| best(&self.table.protected))
+                .or_else(|| best(&self.table.kept))
+                .map(|(_, at)| at),
             Need::Prefetch => {
                 // Do no harm: what goes must be needed later than what comes, which is behind all prefetched so far.
                 let ahead = self.table.protected.len() as u64 + u64::from(self.prefetches_moving);
@@ -165,7 +242,7 @@ impl Engine {
         self.vram.put(self.table.backing(at.backing).domain, frame);
     }
 
-    fn start_down(&mut self, at: PageRef, ram: RamFrame, outbox: &mut Outbox) {
+    pub(super) fn start_down(&mut self, at: PageRef, ram: RamFrame, outbox: &mut Outbox) {
         self.downs += 1;
         let source = self.table.update(at, |page| {
             page.motion = Motion::Down { ram };
@@ -204,7 +281,12 @@ impl Engine {
     }
 
     fn read(&mut self, need: Need, now: u64, outbox: &mut Outbox) {
-        while self.reads < self.limits.depth {
+        // A map may come at any moment: what is fetched ahead leaves it half of the disk's queue.
+        let depth = match need {
+            Need::Demand => self.limits.depth,
+            Need::Prefetch => self.limits.depth.div_ceil(2),
+        };
+        while self.reads < depth {
             let queue = match need {
                 Need::Demand => &mut self.read_demand,
                 Need::Prefetch => &mut self.read_prefetch,
@@ -280,13 +362,41 @@ impl Engine {
         while self.outs < self.limits.depth {
             let Some((_, at)) = self.table.ram_sole.farthest(self.clock) else { return };
             let Some(slot) = self.slots.take().map(SpillSlot) else { return };
-            self.outs += 1;
-            let source = self.table.update(at, |page| {
-                page.motion = Motion::Out { slot };
-                page.ram.expect("victims are in RAM")
-            });
-            self.start(at, Hop::WriteSpill { source, slot }, outbox);
+            self.begin_out(at, slot, outbox);
         }
+    }
+
+    pub(super) fn begin_out(&mut self, at: PageRef, slot: SpillSlot, outbox: &mut Outbox) {
+        self.outs += 1;
+        let source = self.table.update(at, |page| {
+            page.motion = Motion::Out { slot };
+            page.ram.expect("what goes out is in RAM")
+        });
+        self.start(at, Hop::WriteSpill { source, slot }, outbox);
+    }
+
+    /// A frame of a RAM tier that is to be smaller.
+    pub(super) fn ram_frame_to_set_aside(
+        &mut self,
+        now: u64,
+        outbox: &mut Outbox,
+    ) -> Option<RamFrame> {
+        self.ram_frame(RamUse::Reading, now, outbox)
+    }
+
+    /// Makes a page leave VRAM for a tier that is to be smaller. Answers whether its frame is free now.
+    pub(super) fn evict_for_resize(&mut self, now: u64, outbox: &mut Outbox) -> bool {
+        let Some(victim) = self.vram_victim(Need::Demand, &[]) else { return false };
+        self.evict(victim, now, outbox)
+    }
+
+    /// A flush is no reason to use the last frames.
+    pub(super) fn ram_frame_for_flush(
+        &mut self,
+        now: u64,
+        outbox: &mut Outbox,
+    ) -> Option<RamFrame> {
+        self.ram_frame(RamUse::Reading, now, outbox)
     }
 
     fn start(&mut self, at: PageRef, hop: Hop, outbox: &mut Outbox) {
@@ -319,6 +429,7 @@ impl Engine {
                 self.table.update(at, |page| {
                     page.ram = Some(ram);
                     page.motion = Motion::Up { target };
+                    page.read_failures = 0;
                 });
                 self.start(at, Hop::Up { source: ram, shift, target }, outbox);
                 if file_backed {
@@ -377,7 +488,7 @@ impl Engine {
         let frame = self.table.update(at, |page| {
             page.ram = Some(ram);
             page.motion = Motion::Still;
-            if page.pins > 0 || page.prefetched {
+            if page.pins > 0 || page.prefetched || page.flushing {
                 return None;
             }
             page.retained = false;
@@ -396,6 +507,9 @@ impl Engine {
         now: u64,
         outbox: &mut Outbox,
     ) {
+        if self.read_again(at, fault, outbox) {
+            return;
+        }
         let file_backed = self.table.backing(at.backing).file_backed();
         let motion = self.table.page(at).motion;
         let hop = match motion {
@@ -445,9 +559,34 @@ impl Engine {
             self.table.update(at, |page| page.prefetched = false);
             self.fail_waiters(at, fault, outbox);
         }
+        if let Motion::Out { .. } | Motion::Down { .. } = motion {
+            self.fail_flushes(at, fault, outbox);
+        }
         if self.device_lost {
             self.fail_all(fault, outbox);
         }
+    }
+
+    /// A read that failed may do better the next time: a bus error, a reset of the disk. A file that changed won't.
+    fn read_again(&mut self, at: PageRef, fault: &TransferFault, outbox: &mut Outbox) -> bool {
+        let Motion::Reading { ram, .. } = self.table.page(at).motion else { return false };
+        let may_pass = matches!(
+            fault,
+            TransferFault::Store(store::StoreFault::Io { .. } | store::StoreFault::Checksum { .. })
+        );
+        let failures = self.table.update(at, |page| {
+            page.read_failures = page.read_failures.saturating_add(1);
+            page.read_failures
+        });
+        let again = may_pass && failures <= READ_RETRIES;
+        if again {
+            self.counters.read_retries += 1;
+            let hop = self.read_hop(at, ram);
+            self.start(at, hop, outbox);
+        } else {
+            self.table.update(at, |page| page.read_failures = 0);
+        }
+        again
     }
 
     /// A page in line to be filled gives its VRAM frame back.
@@ -462,6 +601,12 @@ impl Engine {
 
     /// The device is lost: nobody who waits will be served.
     fn fail_all(&mut self, fault: &TransferFault, outbox: &mut Outbox) {
+        while let Some((id, pending)) = self.flushes.first_key_value() {
+            let at = pending.spans[0].pages().next().expect("spans aren't empty");
+            let refused = super::refusal::fault(at.index, fault);
+            let id = *id;
+            self.end_flush(id, Reply::Refused(Box::new(refused)), outbox);
+        }
         while let Some((id, pending)) = self.pending.first_key_value() {
             let (id, page) = (*id, pending.spans[0].first);
             self.refuse_pending(id, super::refusal::fault(page, fault), outbox);

@@ -12,11 +12,26 @@ impl Engine {
     /// Takes a free frame that only another domain's clients have seen and asks for it back. Answers whether there
     /// was one.
     pub(super) fn revoke_foreign(&mut self, domain: Domain, now: u64, outbox: &mut Outbox) -> bool {
-        let Some((owner, frame)) = self.vram.take_foreign(domain) else { return false };
+        match self.vram.take_foreign(domain) {
+            Some((owner, frame)) => self.ask_back(owner, frame, now, outbox),
+            None => return false,
+        }
+        true
+    }
+
+    /// Takes any free frame that clients may have and asks for it back. Answers whether there was one.
+    pub(super) fn revoke_any(&mut self, now: u64, outbox: &mut Outbox) -> bool {
+        match self.vram.take_seen() {
+            Some((owner, frame)) => self.ask_back(owner, frame, now, outbox),
+            None => return false,
+        }
+        true
+    }
+
+    fn ask_back(&mut self, owner: Domain, frame: VramFrame, now: u64, outbox: &mut Outbox) {
         let holders = self.holders(frame);
         if holders.is_empty() {
-            self.vram.unseen_again(frame);
-            return true;
+            return self.vram.unseen_again(frame);
         }
         debug_assert!(holders.iter().all(|id| self.session(*id).domain == owner), "one domain");
         self.vram.revoke(frame);
@@ -26,7 +41,6 @@ impl Engine {
                 outbox.push(Command::Revoke { session, frames: vec![frame] });
             }
         }
-        true
     }
 
     fn holders(&self, frame: VramFrame) -> Vec<SessionId> {

@@ -17,6 +17,10 @@ use super::ids::{AllocationId, Domain, MappingId, VramFrame};
 pub struct Session {
     /// Who it acts for.
     pub domain: Domain,
+    /// Its primary group.
+    pub gid: u32,
+    /// May change tiers and quotas.
+    pub admin: bool,
     /// The connection is gone, the process may live.
     pub lingering: bool,
     /// The client said that it holds no frame any more.
@@ -27,20 +31,25 @@ pub struct Session {
     pub mappings: BTreeSet<MappingId>,
     /// Maps that it waits for.
     pub waiting: u32,
+    /// Flushes that it waits for.
+    pub flushing: u32,
     /// Its maps and hits.
     pub counters: Counters,
     imported: Vec<u64>,
 }
 
 impl Session {
-    pub(super) fn new(domain: Domain) -> Self {
+    pub(super) fn new(domain: Domain, gid: u32, admin: bool) -> Self {
         Self {
             domain,
+            gid,
+            admin,
             lingering: false,
             said_bye: false,
             allocations: BTreeSet::new(),
             mappings: BTreeSet::new(),
             waiting: 0,
+            flushing: 0,
             counters: Counters::default(),
             imported: Vec::new(),
         }
@@ -94,7 +103,7 @@ mod tests {
 
     #[test]
     fn imports_are_kept_per_frame() {
-        let mut session = Session::new(Domain(1));
+        let mut session = Session::new(Domain(1), 1, false);
         session.import(VramFrame(64));
         assert!(session.has_imported(VramFrame(64)));
         assert!(!session.has_imported(VramFrame(0)));

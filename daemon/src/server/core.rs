@@ -35,11 +35,23 @@ pub struct Connection {
     touched: bool,
 }
 
+/// Who a client is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Peer {
+    /// Its user.
+    pub domain: Domain,
+    /// Its primary group.
+    pub gid: u32,
+    /// May change tiers and quotas.
+    pub admin: bool,
+}
+
 /// All state of the running daemon.
 pub struct Core {
     engine: Engine,
     transfer: Transfer<AnyStore, Box<dyn Device>>,
     connections: BTreeMap<SessionId, Connection>,
+    admin_gid: Option<u32>,
     started: Instant,
     last_session: u64,
     last_file: u64,
@@ -66,6 +78,7 @@ impl Core {
             engine,
             transfer,
             connections: BTreeMap::new(),
+            admin_gid: None,
             started: Instant::now(),
             last_session: 0,
             last_file: 0,
@@ -101,13 +114,19 @@ impl Core {
         self.transfer.in_flight() > 0
     }
 
+    /// Whether a user or group may change tiers and quotas.
+    #[must_use]
+    pub fn is_admin(&self, uid: u32, gid: u32) -> bool {
+        uid == 0 || self.admin_gid == Some(gid)
+    }
+
     /// Opens a session, or says why not.
     ///
     /// # Errors
     /// `TooMany` sessions.
     pub fn open(
         &mut self,
-        domain: Domain,
+        peer: Peer,
         socket: Rc<tokio::net::UnixStream>,
         events: Option<OwnedFd>,
     ) -> Result<(SessionId, Rc<Notify>), Refused> {
@@ -133,7 +152,8 @@ impl Core {
             touched: false,
         };
         self.connections.insert(session, connection);
-        self.apply(Event::SessionOpened { session, domain });
+        let Peer { domain, gid, admin } = peer;
+        self.apply(Event::SessionOpened { session, domain, gid, admin });
         Ok((session, wake))
     }
 
@@ -148,9 +168,10 @@ impl Core {
             session,
             page_size: limits.page_size,
             vram_frames: limits.vram_frames,
-            mapped_pages_max: limits.mapped_pages_max(),
+            mapped_pages_max: self.engine.mapped_pages_max(),
             device: device.kind,
             device_uuid: device.uuid,
+            unified: device.unified,
             daemon_version: env!("CARGO_PKG_VERSION").to_owned(),
         }
     }
@@ -243,6 +264,9 @@ impl Core {
                 }
                 Reply::Done => self.push(session, request, &wire::Done {}, Vec::new()),
                 Reply::Mapped(mapped) => self.push(session, request, &mapped, Vec::new()),
+                Reply::Quotas(quotas) => {
+                    self.push(session, request, &wire::Quotas { quotas }, Vec::new());
+                }
                 Reply::Stats(stats) => self.push(session, request, &*stats, Vec::new()),
                 Reply::Refused(refused) => self.push(session, request, &*refused, Vec::new()),
             },
@@ -311,7 +335,12 @@ impl Core {
     pub fn settle(&mut self) {
         self.transfer.submit();
         for session in std::mem::take(&mut self.touched) {
-            self.flush(session);
+            if self.flush(session) == Flushed::Blocked
+                && let Some(connection) = self.connections.get(&session)
+            {
+                // Its task waits for the socket to take more.
+                connection.wake.notify_one();
+            }
         }
         let deadline = self.engine.next_deadline();
         if deadline != self.deadline {
@@ -320,21 +349,22 @@ impl Core {
         }
     }
 
-    /// Sends what the session's socket takes.
-    pub fn flush(&mut self, session: SessionId) {
-        let Some(connection) = self.connections.get_mut(&session) else { return };
+    /// Sends what the session's socket takes. A session that can't go on is marked broken.
+    pub fn flush(&mut self, session: SessionId) -> Flushed {
+        let Some(connection) = self.connections.get_mut(&session) else { return Flushed::All };
         connection.touched = false;
         let result = connection.outgoing.flush(&*connection.socket);
         match result {
-            Ok(Flushed::All) => {}
             Ok(Flushed::Blocked) if connection.outgoing.is_over_limit() => {
                 tracing::warn!(session = session.0, "the client does not read: disconnected");
                 self.break_off(session);
+                Flushed::All
             }
-            Ok(Flushed::Blocked) => connection.wake.notify_one(),
+            Ok(flushed) => flushed,
             Err(error) => {
                 tracing::debug!(session = session.0, "cannot send: {error}");
                 self.break_off(session);
+                Flushed::All
             }
         }
     }

@@ -48,7 +48,16 @@ pub fn parse(mut frame: Frame<'_>) -> Result<Parsed, Refused> {
             }
             Request::Unmap(ids)
         }
-        Kind::Prefetch => Request::Prefetch(body!(wire::Prefetch).ranges),
+        Kind::Prefetch => Request::Prefetch(body!(wire::Prefetch)),
+        Kind::CancelPrefetch => Request::CancelPrefetch(body!(wire::CancelPrefetch).ranges),
+        Kind::Advise => Request::Advise(body!(wire::Advise)),
+        Kind::Flush => Request::Flush(body!(wire::Flush)),
+        Kind::SetQuota => Request::SetQuota(body!(wire::SetQuota).quota),
+        Kind::ListQuotas => {
+            let wire::ListQuotas {} = body!(wire::ListQuotas);
+            Request::ListQuotas
+        }
+        Kind::SetTier => Request::SetTier(body!(wire::SetTier)),
         Kind::Stat => {
             let wire::Stat {} = body!(wire::Stat);
             Request::Stat
@@ -65,6 +74,7 @@ pub fn parse(mut frame: Frame<'_>) -> Result<Parsed, Refused> {
         | Kind::Done
         | Kind::Mapped
         | Kind::Stats
+        | Kind::Quotas
         | Kind::Frames
         | Kind::Revoke => {
             let message = format!("{kind:?} is not a request that may come here");

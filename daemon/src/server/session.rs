@@ -19,8 +19,8 @@ use tokio::net::UnixStream;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
-use super::core::Core;
-use super::outgoing::Outgoing;
+use super::core::{Core, Peer};
+use super::outgoing::{Flushed, Outgoing};
 use super::requests::parse;
 use crate::engine::ids::Domain;
 use crate::engine::refusal::plain;
@@ -58,7 +58,9 @@ pub async fn serve(core: Rc<RefCell<Core>>, stream: UnixStream) {
     let pid = peer.pid().unwrap_or(0);
     let pidfd = peer::pidfd(&*stream, pid);
     let mut reader = FrameReader::new();
-    let opened = match timeout(HELLO_WAIT, hello(&core, &stream, peer.uid(), &mut reader)).await {
+    let admin = core.borrow().is_admin(peer.uid(), peer.gid());
+    let who = Peer { domain: Domain(peer.uid()), gid: peer.gid(), admin };
+    let opened = match timeout(HELLO_WAIT, hello(&core, &stream, who, &mut reader)).await {
         Ok(opened) => opened,
         Err(_elapsed) => Err(End::NoHello),
     };
@@ -135,7 +137,7 @@ fn say_why(stream: &UnixStream, end: &End) {
 async fn hello(
     core: &Rc<RefCell<Core>>,
     stream: &Rc<UnixStream>,
-    uid: u32,
+    peer: Peer,
     reader: &mut FrameReader,
 ) -> Result<(SessionId, Rc<Notify>), End> {
     loop {
@@ -152,7 +154,7 @@ async fn hello(
             let events = frame.fds.pop().map(event_socket).transpose()?;
             let mut core = core.borrow_mut();
             let (session, wake) = core
-                .open(Domain(uid), Rc::clone(stream), events)
+                .open(peer, Rc::clone(stream), events)
                 .map_err(|refused| End::Refused(Box::new(refused)))?;
             tracing::debug!(
                 session = session.0,
@@ -221,10 +223,11 @@ async fn requests(
 
 fn send(core: &Rc<RefCell<Core>>, session: SessionId, stream: &UnixStream) -> Result<(), End> {
     let sent = stream.try_io(Interest::WRITABLE, || {
-        let mut core = core.borrow_mut();
-        core.flush(session);
-        let (_broken, blocked) = core.state_of(session);
-        if blocked { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
+        match core.borrow_mut().flush(session) {
+            Flushed::All => Ok(()),
+            // Tells the reactor to wait until the socket is writable again.
+            Flushed::Blocked => Err(io::ErrorKind::WouldBlock.into()),
+        }
     });
     match sent {
         Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error.into()),

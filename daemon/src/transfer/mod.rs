@@ -69,6 +69,8 @@ impl<S: Store, D: Device> Transfer<S, D> {
             Hop::Up { source, shift, target } => DeviceOp::Up { source, shift, target },
             Hop::Down { source, target } => DeviceOp::Down { source, target },
             Hop::Zero { target } => DeviceOp::Zero { target },
+            Hop::Release { target } => DeviceOp::Release { target },
+            Hop::Restore { target } => DeviceOp::Restore { target },
         };
         self.device_waits.push_back((tag, device));
     }

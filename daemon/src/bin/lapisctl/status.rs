@@ -225,9 +225,16 @@ mod tests {
             mapped_pages_max: 60,
             device: DeviceKind::Sim,
             device_uuid: [0; 16],
+            unified: false,
             daemon_version: "0.1.0".to_owned(),
         };
-        let tier = |used| TierStats { capacity: 128 << 20, used, pinned: 4096 };
+        let tier = |used| TierStats {
+            capacity: 128 << 20,
+            used,
+            pinned: 4096,
+            free_run_longest: 0,
+            degraded: false,
+        };
         let hop = |pages| HopStats { pages, bytes: pages << 20, errors: 1 };
         let total = Counters {
             file_to_ram: hop(1),
@@ -247,6 +254,7 @@ mod tests {
             prefetch_useful: 15,
             prefetch_late: 16,
             prefetch_wasted: 17,
+            read_retries: 0,
             checksum_errors: 18,
         };
         let stats = Stats {

@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 
 use lapis_proto::ids::VramFrame;
 use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
 use nix::libc;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap};
@@ -90,14 +90,9 @@ impl Frames {
 
     /// Gives each frame its memory, in huge pages if there are any.
     fn touch(&self, hugetlb: bool) -> Result<PageKind, DeviceFault> {
-        let whole_huge_pages = self.page_bytes.is_multiple_of(HUGE_PAGE);
         let collapsed = std::sync::atomic::AtomicUsize::new(0);
         let touch = |index: usize| {
-            let place = self.place(index);
-            // SAFETY: the frame is mapped readable and writable, and fresh.
-            unsafe { populate(place, self.page_bytes)? };
-            // SAFETY: the frame is mapped and stays so.
-            if !hugetlb && whole_huge_pages && unsafe { collapse(place, self.page_bytes) }.is_ok() {
+            if self.touch_one(index)? {
                 collapsed.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             }
             Ok(())
@@ -111,6 +106,17 @@ impl Frames {
         } else {
             PageKind::Plain
         })
+    }
+
+    /// Gives one frame its memory. Answers whether it was gathered into huge pages.
+    fn touch_one(&self, index: usize) -> Result<bool, Errno> {
+        let place = self.place(index);
+        // SAFETY: the frame is mapped readable and writable, and fresh: never touched, or released.
+        unsafe { populate(place, self.page_bytes)? };
+        // SAFETY: the frame is mapped and stays so. On hugetlb memory the call fails and changes nothing.
+        let collapsed = self.page_bytes.is_multiple_of(HUGE_PAGE)
+            && unsafe { collapse(place, self.page_bytes) }.is_ok();
+        Ok(collapsed)
     }
 
     pub(super) fn page_kind(&self) -> PageKind {
@@ -156,6 +162,20 @@ impl Frames {
         // SAFETY: as in `write`; `page` is borrowed mutably, so it doesn't overlap the frame. No reference to the
         // frame is made, as a client that breaks the rules could write there.
         unsafe { source.copy_to_nonoverlapping(page.as_mut_ptr(), self.page_bytes) }
+    }
+
+    /// Gives a frame's memory back to the system; reading it would make it anew, as zeros.
+    pub(super) fn release(&self, frame: VramFrame) -> Result<(), DeviceFault> {
+        let length = libc::off_t::try_from(self.page_bytes).expect("a page is small");
+        let hole = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        fallocate(&self.memfds[frame.0 as usize], hole, 0, length)
+            .map_err(|source| frame_fault(frame.0 as usize, "fallocate(PUNCH_HOLE)", source))
+    }
+
+    /// Gives a released frame memory again.
+    pub(super) fn restore(&self, frame: VramFrame) -> Result<(), DeviceFault> {
+        let index = frame.0 as usize;
+        self.touch_one(index).map(drop).map_err(|source| frame_fault(index, "touching", source))
     }
 
     /// Fills a frame with zeros.

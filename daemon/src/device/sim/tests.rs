@@ -105,6 +105,21 @@ fn a_client_writes_what_comes_down_and_zeroing_clears_it() {
 }
 
 #[test]
+fn a_released_frame_gives_its_memory_back_and_is_zeros_when_restored() {
+    let mut bench = Bench::new(2, PAGE);
+    with_mapped(&bench, 0, |frame| frame.fill(7));
+    let blocks = |bench: &Bench| {
+        nix::sys::stat::fstat(bench.device.export(VramFrame(0)).unwrap()).unwrap().st_blocks
+    };
+    assert_eq!(blocks(&bench), 128);
+    bench.run(DeviceOp::Release { target: VramFrame(0) });
+    assert_eq!(blocks(&bench), 0);
+    bench.run(DeviceOp::Restore { target: VramFrame(0) });
+    assert_eq!(blocks(&bench), 128);
+    with_mapped(&bench, 0, |frame| assert!(frame.iter().all(|byte| *byte == 0)));
+}
+
+#[test]
 fn frames_can_not_be_resized_by_whoever_has_them() {
     let bench = Bench::new(1, PAGE);
     let fd = bench.device.export(VramFrame(0)).unwrap();

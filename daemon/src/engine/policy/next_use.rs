@@ -15,6 +15,9 @@ pub struct NextUse {
     order: BTreeSet<(u64, PageRef)>,
 }
 
+/// So many accesses away that it will not be used again, as far as anyone can say.
+pub const NEVER: u64 = 1 << 40;
+
 /// Accesses from `clock` to a use predicted at `next`, or as many as it is overdue.
 #[must_use]
 pub fn distance(next: u64, clock: u64) -> u64 {
@@ -46,6 +49,36 @@ impl NextUse {
         let (first, last) = (*self.order.first()?, *self.order.last()?);
         let overdue = first.0 < clock && distance(first.0, clock) > distance(last.0, clock);
         Some(if overdue { first } else { last })
+    }
+
+    /// The page that can best be done without among those that `may` go.
+    pub fn farthest_where(
+        &self,
+        clock: u64,
+        may: impl Fn(PageRef) -> bool,
+    ) -> Option<(u64, PageRef)> {
+        let mut ends = self.order.iter().copied();
+        let (mut first, mut last) = (ends.next(), ends.next_back());
+        loop {
+            // The farther of the two ends; the remaining one when they have met.
+            let from_front = match (first, last) {
+                (Some(front), Some(back)) => {
+                    front.0 < clock && distance(front.0, clock) > distance(back.0, clock)
+                }
+                (Some(_), None) => true,
+                (None, Some(_)) => false,
+                (None, None) => return None,
+            };
+            let candidate = if from_front { first } else { last }?;
+            if may(candidate.1) {
+                return Some(candidate);
+            }
+            if from_front {
+                first = ends.next();
+            } else {
+                last = ends.next_back();
+            }
+        }
     }
 
     /// The first page in order.
@@ -103,6 +136,9 @@ mod tests {
         assert_eq!(order.farthest(100), Some((140, page(2))));
         assert_eq!(order.farthest(119), Some((140, page(2))));
         assert_eq!(order.farthest(121), Some((100, page(1))));
+        assert_eq!(order.farthest_where(121, |at| at != page(1)), Some((140, page(2))));
+        assert_eq!(order.farthest_where(100, |at| at != page(2)), Some((100, page(1))));
+        assert_eq!(order.farthest_where(100, |_| false), None);
         order.remove(100, page(1));
         assert_eq!(order.farthest(1_000), Some((140, page(2))));
     }

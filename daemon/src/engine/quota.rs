@@ -1,0 +1,337 @@
+//! Quotas: most VRAM, reserved VRAM, most anonymous memory, and priority, for users, groups and sessions.
+//!
+//! A quota binds an *instance*: one user, one group or one session. What an instance uses is summed over backings, and
+//! only while there are quotas: without any, nothing here costs anything.
+
+use lapis_proto::code::Code;
+use lapis_proto::message::{Quota, QuotaSubject, QuotaUse, Refused};
+
+use super::Engine;
+use super::allocator::Span;
+use super::event::Reply;
+use super::ids::{BackingId, Domain, PageRef, SessionId};
+use super::refusal;
+
+/// Whom pages are charged to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Owner {
+    /// The user.
+    pub domain: Domain,
+    /// The group of whoever made the allocation, or opened the file first.
+    pub gid: u32,
+    /// The session, unless the pages are shared.
+    pub session: Option<SessionId>,
+}
+
+/// One user, one group or one session that a quota binds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Instance {
+    Uid(Domain),
+    Gid(u32),
+    Session(SessionId),
+}
+
+impl Instance {
+    fn owns(self, owner: &Owner) -> bool {
+        match self {
+            Self::Uid(domain) => owner.domain == domain,
+            Self::Gid(gid) => owner.gid == gid,
+            Self::Session(session) => owner.session == Some(session),
+        }
+    }
+}
+
+/// What an instance uses, in pages.
+#[derive(Debug, Clone, Copy, Default)]
+struct Use {
+    vram: u64,
+    pinned: u64,
+    anonymous: u64,
+}
+
+/// Why a map may not be admitted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Room {
+    /// It may.
+    Enough,
+    /// VRAM is mapped by others, or reserved for them.
+    TierFull,
+    /// Its own quota is used up.
+    QuotaFull,
+}
+
+impl Engine {
+    fn owner_of_session(&self, id: SessionId) -> Owner {
+        let session = self.session(id);
+        Owner { domain: session.domain, gid: session.gid, session: Some(id) }
+    }
+
+    pub(super) fn owner(&self, backing: BackingId) -> Owner {
+        self.table.backing(backing).owner
+    }
+
+    /// The quotas that bind an owner, each with whom of them it binds.
+    fn quotas_of(&self, owner: Owner) -> impl Iterator<Item = (Instance, &Quota)> {
+        self.quotas.values().filter_map(move |quota| {
+            let own = QuotaSubject::Uid(owner.domain.0);
+            let instance = match quota.subject {
+                QuotaSubject::EachSession => owner.session.map(Instance::Session),
+                QuotaSubject::EachUid => {
+                    (!self.quotas.contains_key(&own)).then_some(Instance::Uid(owner.domain))
+                }
+                QuotaSubject::Uid(uid) => {
+                    (uid == owner.domain.0).then_some(Instance::Uid(owner.domain))
+                }
+                QuotaSubject::Gid(gid) => (gid == owner.gid).then_some(Instance::Gid(gid)),
+            };
+            instance.map(|instance| (instance, quota))
+        })
+    }
+
+    fn used_by(&self, instance: Instance) -> Use {
+        let mut total = Use::default();
+        for (_, backing) in self.table.iter().filter(|(_, backing)| instance.owns(&backing.owner)) {
+            total.vram += u64::from(backing.in_vram);
+            total.pinned += u64::from(backing.pinned);
+            if !backing.file_backed() {
+                total.anonymous += u64::from(backing.pages_count());
+            }
+        }
+        total
+    }
+
+    fn pages(&self, bytes: u64) -> u64 {
+        bytes / self.limits.page_size
+    }
+
+    /// The highest priority that a session's quotas give it.
+    pub(super) fn priority_of(&self, session: SessionId) -> u8 {
+        if self.quotas.is_empty() {
+            return 0;
+        }
+        let owner = self.owner_of_session(session);
+        self.quotas_of(owner).map(|(_, quota)| quota.priority).max().unwrap_or(0)
+    }
+
+    fn over_quota(&self, asked: u64, in_use: u64, limit: u64, what: &str) -> Refused {
+        let page = self.limits.page_size;
+        let message = format!(
+            "the quota allows {} bytes {what}, {} are in use, {} more are asked for; free some, or have an \
+             administrator raise it (lapisctl quota)",
+            limit * page,
+            in_use * page,
+            asked * page
+        );
+        Refused {
+            asked: asked * page,
+            in_use: in_use * page,
+            limit: limit * page,
+            ..refusal::plain(Code::OverQuota, &message)
+        }
+    }
+
+    /// Refuses an anonymous allocation beyond a quota.
+    pub(super) fn check_anonymous(&self, session: SessionId, pages: u64) -> Result<(), Refused> {
+        if self.quotas.is_empty() {
+            return Ok(());
+        }
+        for (instance, quota) in self.quotas_of(self.owner_of_session(session)) {
+            let Some(limit) = quota.anonymous_max.map(|bytes| self.pages(bytes)) else { continue };
+            let used = self.used_by(instance).anonymous;
+            if used + pages > limit {
+                return Err(self.over_quota(pages, used, limit, "of anonymous memory"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses a map that can never be admitted under the quotas there are.
+    pub(super) fn check_mapped(
+        &self,
+        session: SessionId,
+        spans: &[Span],
+        asked: u64,
+    ) -> Result<(), Refused> {
+        if self.quotas.is_empty() {
+            return Ok(());
+        }
+        for span in spans {
+            for (_, quota) in self.quotas_of(self.owner(span.backing)) {
+                let Some(limit) = quota.vram_max.map(|bytes| self.pages(bytes)) else { continue };
+                if u64::from(span.count) > limit {
+                    return Err(self.over_quota(asked, 0, limit, "of VRAM"));
+                }
+            }
+        }
+        let cap = u64::from(self.mapped_pages_max());
+        let reserved = self.reserved_for_others(session, false);
+        if asked + reserved > cap {
+            let limit = u32::try_from(cap.saturating_sub(reserved)).unwrap_or(u32::MAX);
+            return Err(refusal::over_capacity(asked, limit));
+        }
+        Ok(())
+    }
+
+    /// Pages reserved for instances that the session is none of; with `unused`, only those not mapped by them.
+    fn reserved_for_others(&self, session: SessionId, unused: bool) -> u64 {
+        let owner = self.owner_of_session(session);
+        let others = self.reserving().filter(|(instance, _)| !instance.owns(&owner));
+        others
+            .map(|(instance, reserved)| {
+                let pinned = if unused { self.used_by(instance).pinned } else { 0 };
+                reserved.saturating_sub(pinned)
+            })
+            .sum()
+    }
+
+    /// Pages reserved for all instances together.
+    pub(super) fn reserved_pages(&self) -> u64 {
+        self.reserving().map(|(_, reserved)| reserved).sum()
+    }
+
+    /// Instances with reserved pages.
+    fn reserving(&self) -> impl Iterator<Item = (Instance, u64)> {
+        self.quotas.values().filter(|quota| quota.vram_reserved > 0).filter_map(|quota| {
+            let instance = match quota.subject {
+                QuotaSubject::Uid(uid) => Instance::Uid(Domain(uid)),
+                QuotaSubject::Gid(gid) => Instance::Gid(gid),
+                // Refused when set: nobody can say how many there will be.
+                QuotaSubject::EachSession | QuotaSubject::EachUid => return None,
+            };
+            Some((instance, self.pages(quota.vram_reserved)))
+        })
+    }
+
+    /// Whether a map that pins `new_pins` more pages may be admitted now.
+    pub(super) fn room_for(&self, session: SessionId, spans: &[Span], new_pins: u32) -> Room {
+        let cap = u64::from(self.mapped_pages_max());
+        let taken = u64::from(self.table.pinned + self.vram.revoking_count()) + u64::from(new_pins);
+        if self.quotas.is_empty() {
+            return if taken <= cap { Room::Enough } else { Room::TierFull };
+        }
+        let mut owners: Vec<Owner> = Vec::new();
+        for span in spans {
+            let owner = self.owner(span.backing);
+            if !owners.contains(&owner) {
+                owners.push(owner);
+            }
+        }
+        for owner in owners {
+            for (instance, quota) in self.quotas_of(owner) {
+                let limit = quota.vram_max.map(|bytes| self.pages(bytes));
+                let used = || self.used_by(instance).pinned + u64::from(new_pins);
+                if limit.is_some_and(|limit| used() > limit) {
+                    return Room::QuotaFull;
+                }
+            }
+        }
+        if taken + self.reserved_for_others(session, true) <= cap {
+            Room::Enough
+        } else {
+            Room::TierFull
+        }
+    }
+
+    /// The instance whose VRAM is used up, if there is one: the page may only take a frame of its own.
+    pub(super) fn vram_used_up(&self, at: PageRef) -> Option<Instance> {
+        if self.quotas.is_empty() {
+            return None;
+        }
+        let full = |(instance, quota): (Instance, &Quota)| {
+            let limit = self.pages(quota.vram_max?);
+            (self.used_by(instance).vram >= limit).then_some(instance)
+        };
+        self.quotas_of(self.owner(at.backing)).find_map(full)
+    }
+
+    /// The best victim of an instance.
+    pub(super) fn victim_of(&self, instance: Instance) -> Option<PageRef> {
+        let own = |at: PageRef| instance.owns(&self.owner(at.backing));
+        let orders = [&self.table.evictable, &self.table.protected, &self.table.kept];
+        orders.iter().find_map(|order| order.farthest_where(self.clock, own)).map(|(_, at)| at)
+    }
+
+    /// Instances whose pages may not be evicted for this page: they hold no more than is reserved for them.
+    pub(super) fn guarded_from(&self, at: PageRef) -> Vec<Instance> {
+        if self.quotas.is_empty() {
+            return Vec::new();
+        }
+        let owner = self.owner(at.backing);
+        self.reserving()
+            .filter(|(instance, reserved)| {
+                !instance.owns(&owner) && self.used_by(*instance).vram <= *reserved
+            })
+            .map(|(instance, _)| instance)
+            .collect()
+    }
+
+    pub(super) fn is_guarded(&self, at: PageRef, guarded: &[Instance]) -> bool {
+        let owner = self.owner(at.backing);
+        guarded.iter().any(|instance| instance.owns(&owner))
+    }
+
+    pub(super) fn set_quota(&mut self, session: SessionId, quota: Quota) -> Result<Reply, Refused> {
+        self.require_admin(session)?;
+        self.put_quota(quota)?;
+        Ok(Reply::Done)
+    }
+
+    pub(super) fn require_admin(&self, session: SessionId) -> Result<(), Refused> {
+        if self.session(session).admin {
+            return Ok(());
+        }
+        let message = "only root and members of the administrators' group may do this";
+        Err(refusal::plain(Code::NotPermitted, message))
+    }
+
+    /// Sets a quota, or takes it away if it limits nothing. What is over a new limit already is not taken back at
+    /// once: it goes as its owner maps other pages.
+    ///
+    /// # Errors
+    /// `BadRequest`: a reserve for an unknown number of instances; `OverCapacity`: more reserved than can be mapped.
+    pub fn put_quota(&mut self, quota: Quota) -> Result<(), Refused> {
+        let each = matches!(quota.subject, QuotaSubject::EachSession | QuotaSubject::EachUid);
+        if each && quota.vram_reserved > 0 {
+            let message = "VRAM can be reserved for a user or a group, not for each of them";
+            return Err(refusal::plain(Code::BadRequest, message));
+        }
+        let others = self.quotas.values().filter(|other| other.subject != quota.subject);
+        let reserved: u64 = others.map(|other| self.pages(other.vram_reserved)).sum();
+        let asked = self.pages(quota.vram_reserved).saturating_add(reserved);
+        let cap = self.mapped_pages_max();
+        if asked > u64::from(cap) {
+            return Err(refusal::over_capacity(asked, cap));
+        }
+        let limits_something = quota.vram_max.is_some()
+            || quota.anonymous_max.is_some()
+            || quota.vram_reserved > 0
+            || quota.priority > 0;
+        if limits_something {
+            self.quotas.insert(quota.subject, quota);
+        } else {
+            self.quotas.remove(&quota.subject);
+        }
+        Ok(())
+    }
+
+    pub(super) fn list_quotas(&self, session: SessionId) -> Reply {
+        let owner = self.owner_of_session(session);
+        let page = self.limits.page_size;
+        let report = |quota: &Quota| {
+            let instance = match quota.subject {
+                QuotaSubject::EachSession => Instance::Session(session),
+                QuotaSubject::EachUid => Instance::Uid(owner.domain),
+                QuotaSubject::Uid(uid) => Instance::Uid(Domain(uid)),
+                QuotaSubject::Gid(gid) => Instance::Gid(gid),
+            };
+            let used = self.used_by(instance);
+            QuotaUse {
+                quota: *quota,
+                vram_used: used.vram * page,
+                vram_mapped: used.pinned * page,
+                anonymous_used: used.anonymous * page,
+            }
+        };
+        Reply::Quotas(self.quotas.values().map(report).collect())
+    }
+}

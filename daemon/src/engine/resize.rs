@@ -1,0 +1,279 @@
+//! Tiers that shrink and grow while the daemon runs, up to the size it was started with.
+//!
+//! VRAM shrinks frame by frame: a page in the way is dropped or copied down, clients give the frame back, and its memory
+//! is released. RAM frames and spill slots are set aside: their memory is pinned for I/O, their disk space reserved, for
+//! as long as the daemon runs.
+
+use std::collections::BTreeMap;
+
+use lapis_proto::code::Code;
+use lapis_proto::message::{Refused, SetTier, Tier};
+
+use super::Engine;
+use super::event::{Command, Hop, Outbox, Reply, TransferFault};
+use super::frames::FreeSlots;
+use super::ids::{RequestId, SessionId, VramFrame};
+use super::limits::Limits;
+use super::maps::PendingId;
+use super::refusal;
+
+/// A tier change that waits for its size.
+#[derive(Debug)]
+pub(super) struct PendingResize {
+    pub(super) session: SessionId,
+    request: RequestId,
+    tier: Tier,
+    deadline_us: u64,
+}
+
+/// Where a VRAM frame is on its way out of use or back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Parking {
+    /// Its memory is being released.
+    Releasing,
+    /// Its memory is released.
+    Parked,
+    /// Its memory is being made anew.
+    Restoring,
+}
+
+/// How much of each tier is used.
+#[derive(Debug)]
+pub(super) struct Sizes {
+    pub(super) vram_target: u32,
+    /// VRAM frames out of use.
+    pub(super) parked: BTreeMap<VramFrame, Parking>,
+    pub(super) ram_target: u32,
+    pub(super) ram_aside: Vec<u32>,
+    pub(super) slots_target: u32,
+    pub(super) slots_aside: Vec<u32>,
+    pub(super) pending: BTreeMap<PendingId, PendingResize>,
+}
+
+impl Sizes {
+    pub(super) fn new(vram: u32, ram: u32, slots: u32) -> Self {
+        Self {
+            vram_target: vram,
+            parked: BTreeMap::new(),
+            ram_target: ram,
+            ram_aside: Vec::new(),
+            slots_target: slots,
+            slots_aside: Vec::new(),
+            pending: BTreeMap::new(),
+        }
+    }
+}
+
+/// Takes free slots out of use, or puts them back, until `capacity - target` are aside.
+/// The last `keep` free ones stay where they are.
+fn set_aside(free: &mut FreeSlots, aside: &mut Vec<u32>, target: u32, keep: u32) {
+    let wanted = free.capacity().saturating_sub(target) as usize;
+    while aside.len() > wanted {
+        let slot = aside.pop().expect("not empty");
+        free.put(slot);
+    }
+    while aside.len() < wanted && free.free() > keep {
+        aside.extend(free.take());
+    }
+}
+
+impl Engine {
+    /// Pages that mappings of all sessions may hold at once, with the VRAM that is in use now.
+    #[must_use]
+    pub fn mapped_pages_max(&self) -> u32 {
+        Limits::mapped_pages_of(self.sizes.vram_target)
+    }
+
+    /// Pages that anonymous allocations may have, with the RAM and spill that are in use now.
+    pub(super) fn anonymous_pages_max(&self) -> u64 {
+        self.limits.anonymous_pages_of(self.sizes.ram_target, self.sizes.slots_target)
+    }
+
+    pub(super) fn set_tier(
+        &mut self,
+        session: SessionId,
+        request: RequestId,
+        set: &SetTier,
+        now: u64,
+    ) -> Result<(), Refused> {
+        self.require_admin(session)?;
+        let (least, most) = match set.tier {
+            Tier::Vram => (2, self.limits.vram_frames),
+            Tier::Ram => (2 * self.limits.ram_reserve() + 2, self.limits.ram_frames),
+            Tier::Nvme => (0, self.limits.spill_slots),
+        };
+        let pages = set.size / self.limits.page_size;
+        let target = match u32::try_from(pages) {
+            Ok(pages) if (least..=most).contains(&pages) => pages,
+            _ => return Err(self.bad_size(pages, least, most)),
+        };
+        let old = (self.sizes.ram_target, self.sizes.slots_target);
+        match set.tier {
+            Tier::Vram => {
+                let reserved = self.reserved_pages();
+                if reserved > u64::from(Limits::mapped_pages_of(target)) {
+                    return Err(refusal::over_capacity(reserved, target));
+                }
+                self.sizes.vram_target = target;
+            }
+            Tier::Ram => self.sizes.ram_target = target,
+            Tier::Nvme => self.sizes.slots_target = target,
+        }
+        let (limit, in_use) = (self.anonymous_pages_max(), self.anonymous_pages);
+        if in_use > limit {
+            (self.sizes.ram_target, self.sizes.slots_target) = old;
+            let message = format!(
+                "anonymous allocations hold {in_use} pages, RAM and spill would hold {limit}: free some first"
+            );
+            return Err(Refused {
+                asked: in_use,
+                limit,
+                ..refusal::plain(Code::OutOfMemory, &message)
+            });
+        }
+        self.last_id += 1;
+        let id = PendingId(self.last_id);
+        let deadline_us = now.saturating_add(set.wait_us.min(self.limits.map_wait_us_max));
+        self.deadlines.insert((deadline_us, id));
+        self.session_mut(session).flushing += 1;
+        let pending = PendingResize { session, request, tier: set.tier, deadline_us };
+        self.sizes.pending.insert(id, pending);
+        Ok(())
+    }
+
+    fn bad_size(&self, pages: u64, least: u32, most: u32) -> Refused {
+        let page = self.limits.page_size;
+        let message = format!(
+            "the tier can have {least} to {most} pages of {page} bytes while the daemon runs, not {pages}; \
+             for more, change the configuration and restart"
+        );
+        let (asked, limit) = (pages.saturating_mul(page), u64::from(most) * page);
+        Refused { asked, limit, ..refusal::plain(Code::BadRequest, &message) }
+    }
+
+    /// Moves each tier towards its size, and answers who waited for that.
+    pub(super) fn resize(&mut self, now: u64, outbox: &mut Outbox) {
+        let keep = self.limits.ram_reserve();
+        let sizes = &mut self.sizes;
+        set_aside(&mut self.ram, &mut sizes.ram_aside, sizes.ram_target, keep);
+        set_aside(&mut self.slots, &mut sizes.slots_aside, sizes.slots_target, 0);
+        self.make_ram_room(now, outbox);
+        self.restore_frames(outbox);
+        self.park_frames(now, outbox);
+        let done: Vec<_> = self
+            .sizes
+            .pending
+            .iter()
+            .filter(|(_, p)| self.has_size(p.tier))
+            .map(|(id, _)| *id)
+            .collect();
+        for id in done {
+            self.end_resize(id, Reply::Done, outbox);
+        }
+    }
+
+    fn has_size(&self, tier: Tier) -> bool {
+        let sizes = &self.sizes;
+        let out = |capacity: u32, target: u32| capacity.saturating_sub(target) as usize;
+        match tier {
+            Tier::Vram => {
+                let settled = sizes.parked.values().all(|parking| *parking == Parking::Parked);
+                settled && sizes.parked.len() == out(self.vram.capacity(), sizes.vram_target)
+            }
+            Tier::Ram => sizes.ram_aside.len() == out(self.ram.capacity(), sizes.ram_target),
+            Tier::Nvme => sizes.slots_aside.len() == out(self.slots.capacity(), sizes.slots_target),
+        }
+    }
+
+    /// RAM copies that can go make room for a smaller tier; sole ones are written out first.
+    fn make_ram_room(&mut self, now: u64, outbox: &mut Outbox) {
+        while !self.has_size(Tier::Ram) {
+            let Some(frame) = self.ram_frame_to_set_aside(now, outbox) else { return };
+            self.sizes.ram_aside.push(frame.0);
+        }
+    }
+
+    fn restore_frames(&mut self, outbox: &mut Outbox) {
+        let wanted = self.vram.capacity().saturating_sub(self.sizes.vram_target) as usize;
+        let leaving = |parking: &Parking| *parking != Parking::Restoring;
+        let mut surplus =
+            self.sizes.parked.values().filter(|p| leaving(p)).count().saturating_sub(wanted);
+        let parked = self.sizes.parked.iter_mut().filter(|(_, p)| **p == Parking::Parked);
+        let mut restored = Vec::new();
+        for (frame, parking) in parked {
+            if surplus == 0 {
+                break;
+            }
+            surplus -= 1;
+            *parking = Parking::Restoring;
+            restored.push(*frame);
+        }
+        for frame in restored {
+            self.start_frame(frame, Hop::Restore { target: frame }, outbox);
+        }
+    }
+
+    fn park_frames(&mut self, now: u64, outbox: &mut Outbox) {
+        let wanted = self.vram.capacity().saturating_sub(self.sizes.vram_target) as usize;
+        // Frames that clients have been asked for come back through here.
+        while self.sizes.parked.len() + self.vram.revoking_count() as usize + (self.downs as usize)
+            < wanted
+            || (self.sizes.parked.len() < wanted && self.vram.has_unseen())
+        {
+            if let Some(frame) = self.vram.take_unseen() {
+                self.sizes.parked.insert(frame, Parking::Releasing);
+                self.start_frame(frame, Hop::Release { target: frame }, outbox);
+            } else if !self.revoke_any(now, outbox) && !self.evict_for_resize(now, outbox) {
+                return;
+            }
+        }
+    }
+
+    fn start_frame(&mut self, frame: VramFrame, hop: Hop, outbox: &mut Outbox) {
+        let tag = self.next_tag();
+        self.frame_transfers.insert(tag, frame);
+        outbox.push(Command::Transfer { tag, hop });
+    }
+
+    /// A frame's memory was released or made anew, or could not be.
+    pub(super) fn frame_done(&mut self, frame: VramFrame, result: &Result<u64, TransferFault>) {
+        let parking = self.sizes.parked.remove(&frame).expect("only parked frames are moved so");
+        match (parking, result) {
+            (Parking::Releasing, Ok(_)) => {
+                self.sizes.parked.insert(frame, Parking::Parked);
+            }
+            // It has its memory: what failed was giving it away, or it is here again.
+            (Parking::Releasing, Err(_)) | (Parking::Restoring, Ok(_)) => {
+                self.vram.unseen_again(frame);
+            }
+            // No memory for it: the tier stays smaller.
+            (Parking::Restoring, Err(_)) => {
+                self.sizes.parked.insert(frame, Parking::Parked);
+                self.sizes.vram_target -= 1;
+            }
+            (Parking::Parked, _) => unreachable!("nothing was in flight"),
+        }
+    }
+
+    fn end_resize(&mut self, id: PendingId, reply: Reply, outbox: &mut Outbox) {
+        let (session, request) = self.abandon_resize(id);
+        outbox.push(Command::Reply { session, request, reply });
+    }
+
+    /// Ends a wait for a size without a reply; the tier goes on towards it.
+    pub(super) fn abandon_resize(&mut self, id: PendingId) -> (SessionId, RequestId) {
+        let pending = self.sizes.pending.remove(&id).expect("the caller looked it up");
+        self.deadlines.remove(&(pending.deadline_us, id));
+        if let Some(session) = self.sessions.get_mut(&pending.session) {
+            session.flushing -= 1;
+        }
+        (pending.session, pending.request)
+    }
+
+    pub(super) fn expire_resize(&mut self, id: PendingId, outbox: &mut Outbox) {
+        let message =
+            "the tier has not its size yet: mappings hold it; it goes on by itself as they end";
+        let refused = refusal::plain(Code::TimedOut, message);
+        self.end_resize(id, Reply::Refused(Box::new(refused)), outbox);
+    }
+}
