@@ -7,7 +7,6 @@ use std::io::{IoSlice, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
-use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use lapis::{Access, Code, ConnectOptions};
@@ -22,6 +21,7 @@ use lapis_proto::message::{
 use lapis_tests::daemon::Daemon;
 use lapis_tests::good::{Sample, nothing_is_left, still_serves, write_and_read};
 use lapis_tests::peer::{Peer, RawHeader, frame};
+use lapis_tests::victim::Victim;
 use lapis_tests::wait::until;
 
 const SMALL: &[&str] =
@@ -561,7 +561,7 @@ fn maps_of_what_is_not_there_are_refused_whole() {
         for access in [Access::Read, Access::Write, Access::Overwrite] {
             refused(client.call::<_, Mapped>(&map(ranges.clone(), access, 0)), code);
         }
-        refused(client.call::<_, Done>(&Prefetch { ranges }), code);
+        refused(client.call::<_, Done>(&Prefetch { ranges, priority: 0, within_us: 0 }), code);
     }
     refused(client.call::<_, Mapped>(&map_read(own, 0, MAPPED_MAX + 1)), Code::OverCapacity);
     for access in [Access::Write, Access::Overwrite] {
@@ -670,16 +670,6 @@ fn a_client_that_does_not_read_its_replies_holds_nobody_up() {
     bench.end();
 }
 
-/// Kills a client process and waits for it.
-struct Killed(Child);
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
-    }
-}
-
 #[test]
 fn a_client_with_too_many_unread_replies_is_disconnected() {
     let sizes = ["--page-size", "64KiB", "--vram", "16MiB", "--ram", "20MiB"];
@@ -688,18 +678,8 @@ fn a_client_with_too_many_unread_replies_is_disconnected() {
     let held = holder.allocate(PAGE).unwrap();
     let mapping = held.map_all(Access::Read).unwrap();
     // It asks for 10,000 mappings, each of all pages but the one that is held, and reads nothing.
-    let mut deaf = Command::new(env!("CARGO_BIN_EXE_test-client"));
-    let mut deaf = deaf
-        .args(["deaf", bench.daemon.socket().to_str().unwrap(), "240", "10000"])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut ready = String::new();
-    let mut said = std::io::BufReader::new(deaf.stdout.take().unwrap());
-    std::io::BufRead::read_line(&mut said, &mut ready).unwrap();
-    assert_eq!(ready, "ready\n");
-    let deaf = Killed(deaf);
+    let program = env!("CARGO_BIN_EXE_test-client");
+    let deaf = Victim::start(program, None, "deaf", bench.daemon.socket(), &["240", "10000"]);
     drop(mapping);
     let line = bench.daemon.wait_for_log("the client does not read: disconnected");
     assert!(line.contains("WARN"), "{line}");

@@ -153,8 +153,16 @@ impl Daemon {
     ///
     /// # Panics
     /// When it ended otherwise.
-    pub fn stop_well(mut self) -> Vec<String> {
+    pub fn stop_well(self) -> Vec<String> {
         self.signal(Signal::SIGTERM);
+        self.ends_well()
+    }
+
+    /// Waits until a daemon that was told to stop has, and sees that it ended well, as [`Self::stop_well`] does.
+    ///
+    /// # Panics
+    /// When it ended otherwise.
+    pub fn ends_well(mut self) -> Vec<String> {
         let status = self.child.wait().expect("it is our child");
         let log: Vec<String> = self.log.iter().collect();
         let panicked = log.iter().any(|line| line.contains("panicked"));

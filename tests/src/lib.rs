@@ -5,4 +5,5 @@ pub mod daemon;
 pub mod fixtures;
 pub mod good;
 pub mod peer;
+pub mod victim;
 pub mod wait;

@@ -1,12 +1,22 @@
 //! A client process for tests to kill: `test-client ROLE SOCKET ARGUMENTS`. It says `ready` on standard output once it
 //! is in the middle of what its role is about, and goes on with that until it is killed.
 
+use std::fs::File;
 use std::io::Write;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::time::Duration;
 
+use lapis::{Access, Client};
+use lapis_proto::handshake::hello;
 use lapis_proto::ids::AllocationId;
-use lapis_proto::message::{Access, Allocate, Allocated, Map, PageRange, Stat, Stats};
-use lapis_tests::peer::Peer;
+use lapis_proto::kind::Kind;
+use lapis_proto::message::{
+    Allocate, Allocated, Done, Map, Mapped, PageRange, Stat, Stats, Unmap, Welcome,
+};
+use lapis_tests::peer::{Peer, frame};
+
+const WAIT: Duration = Duration::from_secs(60);
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -16,7 +26,13 @@ fn main() {
     let socket = Path::new(socket);
     let number = |index: usize| rest[index].parse::<u32>().expect("a number");
     match role.as_str() {
+        "allocate" => allocate_and_free(socket),
         "deaf" => deaf(socket, number(0), number(1)),
+        "greet" => greet(socket, number(0)),
+        "hoard" => hoard(socket, number(0)),
+        "prefetch" => prefetch(socket, Path::new(&rest[0])),
+        "wait" => wait(socket, number(0)),
+        "write" => write(socket, number(0)),
         _ => panic!("no such role: {role}"),
     }
 }
@@ -33,8 +49,18 @@ fn for_ever() -> ! {
     }
 }
 
+fn connect(socket: &Path) -> Client {
+    Client::connect(socket).expect("the daemon serves")
+}
+
 fn map(allocation: AllocationId, count: u32, access: Access) -> Map {
     Map { ranges: vec![PageRange { allocation, first: 0, count }], access, wait_us: 60_000_000 }
+}
+
+fn greeted(socket: &Path) -> (Peer, u64) {
+    let mut peer = Peer::connect(socket);
+    let welcome: Welcome = peer.call(&hello("test-client")).expect("the hello is right");
+    (peer, welcome.page_size)
 }
 
 fn allocate(peer: &mut Peer, pages: u32, page_size: u64) -> AllocationId {
@@ -43,10 +69,32 @@ fn allocate(peer: &mut Peer, pages: u32, page_size: u64) -> AllocationId {
     allocated.allocation
 }
 
+/// Says so many bytes of its hello.
+fn greet(socket: &Path, bytes: u32) -> ! {
+    let peer = Peer::connect(socket);
+    let greeting = frame(1, &hello("half"), 0);
+    peer.send(&greeting[..bytes as usize]).expect("the daemon listens");
+    ready();
+    for_ever();
+}
+
+/// Allocates and frees, by turns.
+fn allocate_and_free(socket: &Path) -> ! {
+    let client = connect(socket);
+    let kept = client.allocate(3 * client.page_size()).expect("there is room");
+    let mut mapping = kept.map_all(Access::Write).expect("there is room");
+    mapping.bytes_mut(0).fill(1);
+    drop(mapping);
+    ready();
+    loop {
+        drop(client.allocate(5 * client.page_size()).expect("there is room"));
+    }
+}
+
 /// Asks for so many mappings that must wait, each of so many pages, and reads none of the replies.
 fn deaf(socket: &Path, pages: u32, maps: u32) -> ! {
-    let mut peer = Peer::greeted(socket);
-    let allocation = allocate(&mut peer, pages, 64 << 10);
+    let (mut peer, page_size) = greeted(socket);
+    let allocation = allocate(&mut peer, pages, page_size);
     for _ in 0..maps {
         peer.ask(&map(allocation, pages, Access::Read), None);
     }
@@ -55,4 +103,78 @@ fn deaf(socket: &Path, pages: u32, maps: u32) -> ! {
     assert_eq!(stats.session.maps, 0);
     ready();
     for_ever();
+}
+
+/// Waits for a map that others leave no room for.
+fn wait(socket: &Path, pages: u32) -> ! {
+    let (mut peer, page_size) = greeted(socket);
+    let allocation = allocate(&mut peer, pages, page_size);
+    peer.ask(&map(allocation, pages, Access::Write), None);
+    let stats: Stats = peer.call(&Stat {}).expect("answered at once");
+    assert_eq!(stats.session.maps, 0);
+    ready();
+    for_ever();
+}
+
+/// Keeps the frames of a mapping that has ended, goes on writing to them, and gives none back.
+fn hoard(socket: &Path, pages: u32) -> ! {
+    let (mut peer, page_size) = greeted(socket);
+    let allocation = allocate(&mut peer, pages, page_size);
+    let request = peer.ask(&map(allocation, pages, Access::Write), None);
+    let mut frames = Vec::new();
+    let mapped: Mapped = loop {
+        let answer = peer.receive().expect("a reply");
+        assert_eq!(answer.request, request);
+        if answer.kind == Kind::Frames {
+            frames.extend(answer.fds.into_iter().map(File::from));
+        } else {
+            break answer.read();
+        }
+    };
+    let page = vec![0xAA; usize::try_from(page_size).expect("it fits")];
+    let write = || {
+        for frame in &frames {
+            frame.write_all_at(&page, 0).expect("the frame is ours");
+        }
+    };
+    write();
+    let _: Done = peer.call(&Unmap { mappings: vec![mapped.mapping] }).expect("it is ours");
+    ready();
+    loop {
+        write();
+    }
+}
+
+/// Writes so many pages over and over, one mapping after the other.
+fn write(socket: &Path, pages: u32) -> ! {
+    let client = connect(socket);
+    let size = client.page_size();
+    let allocation = client.allocate(u64::from(pages) * size).expect("there is room");
+    let mut round = 0_u8;
+    loop {
+        for page in 0..u64::from(pages) {
+            let range = [(&allocation, page * size..(page + 1) * size)];
+            let mut mapping = client.map(&range, Access::Write, WAIT).expect("room is made");
+            assert!(mapping.bytes(0).iter().all(|byte| *byte == round), "page {page}");
+            mapping.bytes_mut(0).fill(round.wrapping_add(1));
+        }
+        if round == 0 {
+            ready();
+        }
+        round = round.wrapping_add(1);
+    }
+}
+
+/// Has a file prefetched over and over, and maps a little of it.
+fn prefetch(socket: &Path, path: &Path) -> ! {
+    let client = connect(socket);
+    let length = path.metadata().expect("it is there").len();
+    let allocation = client.open_path(path, 0, length).expect("it is a file");
+    ready();
+    loop {
+        allocation.prefetch(0..length).expect("it is ours");
+        for start in (0..length).step_by(300_000) {
+            drop(allocation.map(start..start + 1, Access::Read).expect("room is made"));
+        }
+    }
 }
