@@ -127,6 +127,7 @@ fn build(config: &Config, waker: &Waker) -> Result<Core, StartError> {
         sessions_max: config.limits.sessions_max,
         allocations_per_session_max: config.limits.allocations_max,
         mappings_per_session_max: config.limits.mappings_max,
+        waiting_per_session_max: config.limits.requests_max,
         map_wait_us_max: u64::try_from(config.limits.map_wait_max.as_micros()).unwrap_or(u64::MAX),
         pages_max: u64::from(config.limits.pages_max),
     };

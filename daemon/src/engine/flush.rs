@@ -11,6 +11,7 @@ use super::ids::{PageRef, RequestId, SessionId, SpillSlot};
 use super::maps::{PendingId, check_ranges};
 use super::page::Motion;
 use super::refusal;
+use super::room::RamUse;
 
 /// A flush that waits.
 #[derive(Debug)]
@@ -32,6 +33,7 @@ impl Engine {
         now: u64,
     ) -> Result<(), Refused> {
         check_ranges(&flush.ranges)?;
+        self.check_waiting(session)?;
         let spans = self.resolve(session, &flush.ranges)?;
         let anonymous = |span: &&Span| !self.table.backing(span.backing).file_backed();
         let mut pages: Vec<_> =
@@ -107,7 +109,7 @@ impl Engine {
         if self.downs >= self.limits.depth {
             return false;
         }
-        let Some(ram) = self.ram_frame_for_flush(now, outbox) else { return false };
+        let Some(ram) = self.ram_frame(RamUse::Reading, now, outbox) else { return false };
         self.start_down(at, ram, outbox);
         true
     }

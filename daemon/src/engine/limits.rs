@@ -34,6 +34,8 @@ pub struct Limits {
     pub allocations_per_session_max: u32,
     /// Mappings of one session, granted or waited for.
     pub mappings_per_session_max: u32,
+    /// Requests of one session that wait for their reply.
+    pub waiting_per_session_max: u32,
     /// Longest wait of a map, microseconds; longer ones are cut.
     pub map_wait_us_max: u64,
     /// Pages of all allocations together: bounds the metadata.
@@ -53,6 +55,7 @@ impl Limits {
             sessions_max: 64,
             allocations_per_session_max: 64,
             mappings_per_session_max: 64,
+            waiting_per_session_max: 64,
             map_wait_us_max: 60_000_000,
             pages_max: 1 << 20,
         }

@@ -15,7 +15,9 @@ use super::frames::FreeSlots;
 use super::ids::{RequestId, SessionId, VramFrame};
 use super::limits::Limits;
 use super::maps::PendingId;
+use super::placement::Need;
 use super::refusal;
+use super::room::RamUse;
 
 /// A tier change that waits for its size.
 #[derive(Debug)]
@@ -97,6 +99,7 @@ impl Engine {
         now: u64,
     ) -> Result<(), Refused> {
         self.require_admin(session)?;
+        self.check_waiting(session)?;
         let (least, most) = match set.tier {
             Tier::Vram => (2, self.limits.vram_frames),
             Tier::Ram => (2 * self.limits.ram_reserve() + 2, self.limits.ram_frames),
@@ -188,7 +191,7 @@ impl Engine {
     /// RAM copies that can go make room for a smaller tier; sole ones are written out first.
     fn make_ram_room(&mut self, now: u64, outbox: &mut Outbox) {
         while !self.has_size(Tier::Ram) {
-            let Some(frame) = self.ram_frame_to_set_aside(now, outbox) else { return };
+            let Some(frame) = self.ram_frame(RamUse::Reading, now, outbox) else { return };
             self.sizes.ram_aside.push(frame.0);
         }
     }
@@ -223,8 +226,11 @@ impl Engine {
             if let Some(frame) = self.vram.take_unseen() {
                 self.sizes.parked.insert(frame, Parking::Releasing);
                 self.start_frame(frame, Hop::Release { target: frame }, outbox);
-            } else if !self.revoke_any(now, outbox) && !self.evict_for_resize(now, outbox) {
-                return;
+            } else if !self.revoke_any(now, outbox) {
+                let Some(victim) = self.vram_victim(Need::Demand, &[]) else { return };
+                if !self.evict(victim, now, outbox) {
+                    return;
+                }
             }
         }
     }

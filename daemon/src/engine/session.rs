@@ -31,7 +31,7 @@ pub struct Session {
     pub mappings: BTreeSet<MappingId>,
     /// Maps that it waits for.
     pub waiting: u32,
-    /// Flushes that it waits for.
+    /// Flushes and changes of tiers that it waits for.
     pub flushing: u32,
     /// Its maps and hits.
     pub counters: Counters,

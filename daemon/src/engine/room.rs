@@ -1,0 +1,202 @@
+//! Room: frames for pages that come, made from those of pages that go.
+//!
+//! A VRAM frame is free, or its page is dropped, or copied down to RAM first. A RAM frame is free, or its copy is
+//! dropped, or written to the spill first. The last RAM frames are for pages on their way down.
+
+use super::Engine;
+use super::event::{Hop, Outbox};
+use super::ids::{PageRef, RamFrame, SpillSlot, VramFrame};
+use super::limits::PREFETCH_EXPIRES_AFTER_TIERS;
+use super::page::Motion;
+use super::placement::Need;
+use super::policy::next_use::{NextUse, distance};
+use super::quota::Instance;
+
+/// What came of asking for a VRAM frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Frame {
+    /// Here it is, and whether only the page's own domain has used it.
+    Got(VramFrame, bool),
+    /// None now; room is being made.
+    TierFull,
+    /// Not for this page, whose owner has used up a quota; others may get one.
+    QuotaFull,
+}
+
+/// What a RAM frame is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum RamUse {
+    /// A page on its way from VRAM: may take the last ones.
+    Leaving,
+    /// A page being read, or copied out for a flush or a smaller tier: no reason to use the last ones.
+    Reading,
+}
+
+impl Engine {
+    /// A VRAM frame for this page, and whether only its own domain has used it: a free one, or one whose page can be
+    /// dropped; else starts to make room.
+    pub(super) fn vram_frame(
+        &mut self,
+        at: PageRef,
+        need: Need,
+        waiting: u32,
+        now: u64,
+        outbox: &mut Outbox,
+    ) -> Frame {
+        let domain = self.table.backing(at.backing).domain;
+        if need == Need::Prefetch && !self.prefetch_has_room() {
+            return Frame::TierFull;
+        }
+        while let Some(full) = self.vram_used_up(at) {
+            let victim = if need == Need::Demand { self.victim_of(full) } else { None };
+            let evicted = victim.is_some_and(|victim| self.evict(victim, now, outbox));
+            if !evicted {
+                return Frame::QuotaFull;
+            }
+        }
+        let guarded = self.guarded_from(at);
+        loop {
+            if let Some((frame, own)) = self.vram.take(domain) {
+                return Frame::Got(frame, own);
+            }
+            let coming = self.downs + self.revocations_awaited();
+            if coming >= waiting.min(self.limits.depth) {
+                return Frame::TierFull;
+            }
+            if self.revoke_foreign(domain, now, outbox) {
+                continue;
+            }
+            let Some(victim) = self.vram_victim(need, &guarded) else { return Frame::TierFull };
+            let (downs, ram) = (self.downs, self.ram.free());
+            if !self.evict(victim, now, outbox) && (downs, ram) == (self.downs, self.ram.free()) {
+                return Frame::TierFull;
+            }
+        }
+    }
+
+    /// Drops a page from VRAM, or starts to copy it down. Answers whether its frame is free now.
+    pub(super) fn evict(&mut self, victim: PageRef, now: u64, outbox: &mut Outbox) -> bool {
+        let file_backed = self.table.backing(victim.backing).file_backed();
+        if self.table.page(victim).vram_droppable(file_backed) {
+            self.drop_from_vram(victim);
+            return true;
+        }
+        if self.downs < self.limits.depth
+            && let Some(ram) = self.ram_frame(RamUse::Leaving, now, outbox)
+        {
+            self.start_down(victim, ram, outbox);
+        }
+        false
+    }
+
+    /// Pages that are prefetched and unused, and pages that are mapped, stay below the cap together.
+    fn prefetch_has_room(&self) -> bool {
+        let held = u64::from(self.table.pinned)
+            + u64::from(self.vram.revoking_count())
+            + self.table.protected.len() as u64
+            + u64::from(self.prefetches_moving);
+        held < u64::from(self.mapped_pages_max())
+    }
+
+    pub(super) fn vram_victim(&mut self, need: Need, guarded: &[Instance]) -> Option<PageRef> {
+        let clock = self.clock;
+        let expires = u64::from(self.limits.vram_frames) * PREFETCH_EXPIRES_AFTER_TIERS;
+        while let Some((at_clock, at)) = self.table.protected.first() {
+            if clock.saturating_sub(at_clock) <= expires {
+                break;
+            }
+            self.counters.prefetch_wasted += 1;
+            self.table.update(at, |page| page.prefetched = false);
+        }
+        let best = |order: &NextUse| {
+            if guarded.is_empty() {
+                return order.farthest(clock);
+            }
+            order.farthest_where(clock, |at| !self.is_guarded(at, guarded))
+        };
+        let evictable = best(&self.table.evictable);
+        match need {
+            Need::Demand => evictable
+                // The one prefetched last will be needed last.
+                .or_else(|| {
+                    self.table.protected.last().filter(|(_, at)| !self.is_guarded(*at, guarded))
+                })
+                .or_else(|| best(&self.table.protected))
+                .or_else(|| best(&self.table.kept))
+                .map(|(_, at)| at),
+            Need::Prefetch => {
+                // Do no harm: what goes must be needed later than what comes, which is behind all prefetched so far.
+                let ahead = self.table.protected.len() as u64 + u64::from(self.prefetches_moving);
+                evictable.filter(|(next, _)| distance(*next, clock) > ahead).map(|(_, at)| at)
+            }
+        }
+    }
+
+    fn drop_from_vram(&mut self, at: PageRef) {
+        let (frame, prefetched) = self.table.update(at, |page| {
+            let prefetched = std::mem::take(&mut page.prefetched);
+            page.zeros = false;
+            page.retained = false;
+            (page.vram.take().expect("victims are in VRAM"), prefetched)
+        });
+        self.counters.dropped_vram += 1;
+        self.counters.prefetch_wasted += u64::from(prefetched);
+        self.vram.put(self.table.backing(at.backing).domain, frame);
+    }
+
+    pub(super) fn start_down(&mut self, at: PageRef, ram: RamFrame, outbox: &mut Outbox) {
+        self.downs += 1;
+        let source = self.table.update(at, |page| {
+            page.motion = Motion::Down { ram };
+            page.vram.expect("victims are in VRAM")
+        });
+        self.start(at, Hop::Down { source, target: ram }, outbox);
+    }
+
+    /// A RAM frame: a free one, or one whose copy can be dropped; else starts writes to the spill. The last frames
+    /// are for pages that leave VRAM.
+    pub(super) fn ram_frame(
+        &mut self,
+        use_: RamUse,
+        now: u64,
+        outbox: &mut Outbox,
+    ) -> Option<RamFrame> {
+        let reserve = match use_ {
+            RamUse::Leaving => 0,
+            RamUse::Reading => self.limits.ram_reserve(),
+        };
+        if self.ram.free() > reserve {
+            return self.ram.take().map(RamFrame);
+        }
+        let clock = self.clock;
+        let victim = self.table.ram_duplicate.last();
+        if let Some((_, at)) = victim.or_else(|| self.table.ram_clean.farthest(clock)) {
+            let frame = self.table.update(at, |page| page.ram.take());
+            self.counters.dropped_ram += 1;
+            return Some(frame.expect("victims are in RAM"));
+        }
+        self.write_out(now, outbox);
+        None
+    }
+
+    /// Starts writes of RAM's sole copies to the spill, so that their frames can be dropped.
+    fn write_out(&mut self, now: u64, outbox: &mut Outbox) {
+        if self.spill_rests_until > now {
+            return;
+        }
+        while self.outs < self.limits.depth {
+            let Some((_, at)) = self.table.ram_sole.farthest(self.clock) else { return };
+            let Some(slot) = self.slots.take().map(SpillSlot) else { return };
+            self.begin_out(at, slot, outbox);
+        }
+    }
+
+    pub(super) fn begin_out(&mut self, at: PageRef, slot: SpillSlot, outbox: &mut Outbox) {
+        self.outs += 1;
+        let source = self.table.update(at, |page| {
+            page.motion = Motion::Out { slot };
+            page.ram.expect("what goes out is in RAM")
+        });
+        self.start(at, Hop::WriteSpill { source, slot }, outbox);
+    }
+}
