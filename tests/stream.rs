@@ -1,0 +1,83 @@
+//! `lapisctl stream`, as its user runs it.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use lapis::model::Checkpoint;
+use lapis_tests::binaries::{lapisctl, scratch};
+use lapis_tests::daemon::Daemon;
+use lapis_tests::fixtures::minilm;
+use serde_json::Value;
+
+fn stream(arguments: &[&str], cache: &Path) -> Output {
+    Command::new(lapisctl())
+        .arg("stream")
+        .args(arguments)
+        .env("LAPIS_CACHE", cache)
+        .env("XDG_CACHE_HOME", cache)
+        .env_remove("LAPIS_SOCKET")
+        .env("NO_COLOR", "1")
+        .output()
+        .expect("lapisctl runs")
+}
+
+fn report(output: &Output) -> Value {
+    let text = String::from_utf8_lossy(&output.stdout);
+    serde_json::from_str(&text).unwrap_or_else(|error| {
+        panic!("{error}: {text}\n{}", String::from_utf8_lossy(&output.stderr))
+    })
+}
+
+#[test]
+fn a_real_model_larger_than_vram_and_ram_streams_with_every_tensor_verified() {
+    let Some(model) = minilm() else { return };
+    let cache = scratch();
+    let path = model.display().to_string();
+    let arguments =
+        [&path, "--embedded", "--vram", "16MiB", "--ram", "32MiB", "--passes", "3", "-o", "json"];
+    let output = stream(&arguments, cache.path());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let report = report(&output);
+    assert_eq!(report["verified"]["tensors"], 104, "{report}");
+    assert_eq!(report["verified"]["passes"], 3, "{report}");
+}
+
+#[test]
+fn two_processes_and_three_clients_stream_one_model_with_the_right_bytes() {
+    let directory = scratch();
+    let model = directory.path().join("model.safetensors");
+    let checkpoint = Checkpoint { bytes: 24 << 20, ..Checkpoint::default() };
+    checkpoint.write(&model).expect("target is writable");
+    let daemon = Daemon::start(&["--vram", "8MiB", "--ram", "18MiB"]);
+    let socket = daemon.socket().display().to_string();
+    let path = model.display().to_string();
+    let clients: Vec<_> = (0..3)
+        .map(|_| {
+            let (socket, path, cache) = (socket.clone(), path.clone(), directory.path().to_owned());
+            std::thread::spawn(move || {
+                stream(&[&path, "--socket", &socket, "--passes", "2", "-o", "json"], &cache)
+            })
+        })
+        .collect();
+    for client in clients {
+        let output = client.join().expect("no panic");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(report(&output)["verified"]["passes"], 2);
+    }
+    assert!(daemon.stop().success());
+}
+
+#[test]
+fn what_can_not_be_done_ends_with_its_own_status_and_a_way_out() {
+    let cache = scratch();
+    let missing = stream(&["/nonexistent/model.safetensors", "--embedded"], cache.path());
+    assert_eq!(missing.status.code(), Some(5));
+    assert!(String::from_utf8_lossy(&missing.stderr).contains("/nonexistent/model.safetensors"));
+    let unreachable = stream(&["--socket", "/nonexistent/lapis.sock"], cache.path());
+    assert_eq!(unreachable.status.code(), Some(3));
+    let usage = stream(&["--vram", "a lot"], cache.path());
+    assert_eq!(usage.status.code(), Some(2));
+    let odd = stream(&["--embedded", "--page-size", "3MiB"], cache.path());
+    assert_eq!(odd.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&odd.stderr).contains("power of two"));
+}
