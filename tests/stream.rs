@@ -1,8 +1,11 @@
 //! `lapisctl stream`, as its user runs it.
 
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Command, Output};
+use std::time::Duration;
 
+use lapis::Code;
 use lapis::model::Checkpoint;
 use lapis_tests::binaries::{lapisctl, scratch};
 use lapis_tests::daemon::Daemon;
@@ -65,6 +68,45 @@ fn two_processes_and_three_clients_stream_one_model_with_the_right_bytes() {
         assert_eq!(report(&output)["verified"]["passes"], 2);
     }
     assert!(daemon.stop().success());
+}
+
+#[test]
+fn a_model_that_changes_while_it_is_open_is_an_error_that_names_it_and_never_wrong_bytes() {
+    let directory = scratch();
+    let path = directory.path().join("model.safetensors");
+    Checkpoint { bytes: 24 << 20, ..Checkpoint::default() }
+        .write(&path)
+        .expect("target is writable");
+    let daemon = Daemon::start(&["--vram", "8MiB", "--ram", "18MiB"]);
+    let wait = Duration::from_secs(30);
+    for change in ["overwrite", "truncate"] {
+        let client = daemon.connect();
+        let model = client.open_model(&path).expect("it is whole");
+        let first = model.map_layer(0, wait).expect("room");
+        let before: Vec<u8> = first.iter().flat_map(|(_, bytes)| bytes.iter().copied()).collect();
+        let file = std::fs::OpenOptions::new().write(true).open(&path).expect("it is ours");
+        let code = match change {
+            "overwrite" => {
+                file.write_all_at(&[0xAB; 4096], 20 << 20).expect("it is ours");
+                Code::FileChanged
+            }
+            _ => {
+                file.set_len(10 << 20).expect("it is ours");
+                Code::FileTruncated
+            }
+        };
+        let last = model.layers().len() - 1;
+        let error = model.map_layer(last, wait).expect_err("the bytes it had are gone");
+        assert_eq!(error.code(), Some(code), "{error}");
+        let text = error.to_string();
+        assert!(text.contains(&path.display().to_string()) && text.contains("at byte"), "{text}");
+        // What is mapped stays what it was.
+        let now: Vec<u8> = first.iter().flat_map(|(_, bytes)| bytes.iter().copied()).collect();
+        assert!(before == now, "a mapped layer changed with its file");
+        drop((first, model));
+        let opened = client.open_model(&path);
+        assert_eq!(opened.is_ok(), change == "overwrite", "{opened:?}");
+    }
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::time::Duration;
 
+use crate::Code;
 use crate::allocation::Allocation;
 use crate::client::{Client, open_direct};
 use crate::error::Error;
@@ -157,8 +158,25 @@ impl Model {
             ranges.push(self.in_allocation(slice.shard, &slice.range)?);
             mapped.push(slice);
         }
-        let mapping = self.client.map(&ranges, crate::Access::Read, wait)?;
+        let mapping = self
+            .client
+            .map(&ranges, crate::Access::Read, wait)
+            .map_err(|error| self.name_the_file(error, &mapped))?;
         Ok(LayerMapping { mapping, slices: mapped })
+    }
+
+    /// The daemon knows no paths: what it says of a file's bytes lacks which file it is.
+    fn name_the_file(&self, error: Error, slices: &[TensorSlice]) -> Error {
+        let Error::Refused(mut refused) = error else { return error };
+        if matches!(refused.code, Code::FileChanged | Code::FileTruncated | Code::Io) {
+            let mut shards: Vec<_> = slices.iter().map(|slice| slice.shard).collect();
+            shards.sort_unstable();
+            shards.dedup();
+            let path = |shard: usize| self.files.shards()[shard].path.display().to_string();
+            let paths: Vec<_> = shards.into_iter().map(path).collect();
+            refused.message = format!("{}: {}", paths.join(" or "), refused.message);
+        }
+        Error::Refused(refused)
     }
 
     /// Bytes of a shard's file as bytes of its allocation.
