@@ -131,7 +131,7 @@ impl Engine {
         for at in overwriting.flat_map(|map| &map.spans).flat_map(|span| span.pages()) {
             *overwriters.entry(at).or_default() += 1;
         }
-        let mut in_orders = [0usize; 6];
+        let mut in_orders = [0usize; 8];
         for (at, page, file_backed) in self.all_pages() {
             assert_eq!(page.pins, pins.get(&at).copied().unwrap_or(0), "pins of {at:?}");
             let expected = writers.get(&at).copied().unwrap_or(0);
@@ -162,6 +162,8 @@ impl Engine {
                 RamClass::Duplicate => in_orders[3] += 1,
                 RamClass::Clean => in_orders[4] += 1,
                 RamClass::Sole => in_orders[5] += 1,
+                RamClass::Wanted => in_orders[6] += 1,
+                RamClass::WantedSole => in_orders[7] += 1,
             }
             if page.needs_fill() {
                 let queued = self.fill_demand.contains(&at)
@@ -181,6 +183,8 @@ impl Engine {
             &table.ram_duplicate,
             &table.ram_clean,
             &table.ram_sole,
+            &table.ram_wanted,
+            &table.ram_wanted_sole,
         ];
         assert_eq!(in_orders, orders.map(super::policy::next_use::NextUse::len), "orders");
     }

@@ -289,10 +289,28 @@ impl Engine {
     pub(super) fn grant_complete(&mut self, now: u64, outbox: &mut Outbox) {
         // A grant may complete others.
         while let Some(id) = self.complete.pop() {
-            if self.pending.get(&id).is_some_and(|pending| pending.missing == 0) {
+            if self.pending.get(&id).is_some_and(|pending| pending.missing == 0)
+                && self.is_ready_still(id)
+            {
                 self.grant(id, now, outbox);
             }
         }
+    }
+
+    /// Old bytes of a page that will be overwritten may have had to leave RAM since it was ready: the map waits for
+    /// that too.
+    fn is_ready_still(&mut self, id: PendingId) -> bool {
+        let pending = self.pending.get_mut(&id).expect("complete maps are pending");
+        if pending.access != Access::Overwrite {
+            return true;
+        }
+        for at in pending.spans.iter().flat_map(|span| span.pages()) {
+            if !self.table.page(at).ready(pending.access) {
+                pending.missing += 1;
+                self.page_waiters.entry(at).or_default().push(id);
+            }
+        }
+        pending.missing == 0
     }
 
     fn grant(&mut self, id: PendingId, now: u64, outbox: &mut Outbox) {

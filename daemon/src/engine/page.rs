@@ -71,7 +71,7 @@ pub enum VramClass {
 /// Which order of RAM victims a page stands in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RamClass {
-    /// None: not there, moving, or about to be copied up.
+    /// None: not there, or moving.
     None,
     /// VRAM holds it and has kept it from one use to the next: this copy is worth least.
     Duplicate,
@@ -79,6 +79,10 @@ pub enum RamClass {
     Clean,
     /// The only copy.
     Sole,
+    /// Clean, and somebody waits for it to be copied up: goes only if nothing else can.
+    Wanted,
+    /// The only copy, and somebody waits for it to be copied up.
+    WantedSole,
 }
 
 /// One page's state.
@@ -226,12 +230,11 @@ impl Page {
         if self.vram.is_some() && !self.provisional {
             return if self.retained { RamClass::Duplicate } else { RamClass::Clean };
         }
-        if self.pins > 0 {
-            RamClass::None
-        } else if file_backed || self.slot.is_some() {
-            RamClass::Clean
-        } else {
-            RamClass::Sole
+        match (file_backed || self.slot.is_some(), self.pins > 0) {
+            (true, false) => RamClass::Clean,
+            (false, false) => RamClass::Sole,
+            (true, true) => RamClass::Wanted,
+            (false, true) => RamClass::WantedSole,
         }
     }
 }

@@ -93,6 +93,10 @@ pub struct PageTable {
     pub ram_clean: NextUse,
     /// RAM copies that are the only one.
     pub ram_sole: NextUse,
+    /// RAM copies beside another copy, of pages that maps wait for.
+    pub ram_wanted: NextUse,
+    /// RAM copies that are the only one, of pages that maps wait for.
+    pub ram_wanted_sole: NextUse,
 }
 
 impl PageTable {
@@ -168,6 +172,8 @@ impl PageTable {
             &self.ram_duplicate,
             &self.ram_clean,
             &self.ram_sole,
+            &self.ram_wanted,
+            &self.ram_wanted_sole,
         ];
         let entries: usize = orders.iter().map(|order| order.len()).sum();
         self.pages * size_of::<Page>() as u64 + entries as u64 * entry
@@ -227,6 +233,8 @@ impl PageTable {
             RamClass::Duplicate => Some(&mut self.ram_duplicate),
             RamClass::Clean => Some(&mut self.ram_clean),
             RamClass::Sole => Some(&mut self.ram_sole),
+            RamClass::Wanted => Some(&mut self.ram_wanted),
+            RamClass::WantedSole => Some(&mut self.ram_wanted_sole),
         }
     }
 }

@@ -171,12 +171,22 @@ impl Engine {
         let clock = self.clock;
         let victim = self.table.ram_duplicate.last();
         if let Some((_, at)) = victim.or_else(|| self.table.ram_clean.farthest(clock)) {
-            let frame = self.table.update(at, |page| page.ram.take());
-            self.counters.dropped_ram += 1;
-            return Some(frame.expect("victims are in RAM"));
+            return Some(self.drop_from_ram(at));
         }
         self.write_out(now, outbox);
-        None
+        if self.outs > 0 {
+            return None;
+        }
+        // RAM is full of pages that wait for VRAM, which may be full of pages that wait for RAM: one of them is read
+        // again rather than all of them wait for one another.
+        let (_, at) = self.table.ram_wanted.farthest(clock)?;
+        Some(self.drop_from_ram(at))
+    }
+
+    fn drop_from_ram(&mut self, at: PageRef) -> RamFrame {
+        let frame = self.table.update(at, |page| page.ram.take());
+        self.counters.dropped_ram += 1;
+        frame.expect("victims are in RAM")
     }
 
     /// Starts writes of RAM's sole copies to the spill, so that their frames can be dropped.
@@ -185,10 +195,18 @@ impl Engine {
             return;
         }
         while self.outs < self.limits.depth {
-            let Some((_, at)) = self.table.ram_sole.farthest(self.clock) else { return };
+            let Some(at) = self.spill_victim() else { return };
             let Some(slot) = self.slots.take().map(SpillSlot) else { return };
             self.begin_out(at, slot, outbox);
         }
+    }
+
+    /// The sole copy to write out next. One that is wanted in VRAM only if nothing else can make room.
+    fn spill_victim(&self) -> Option<PageRef> {
+        let last_resort = self.outs == 0 && self.table.ram_wanted.is_empty();
+        let sole = self.table.ram_sole.farthest(self.clock);
+        let wanted = || self.table.ram_wanted_sole.farthest(self.clock);
+        sole.or_else(|| last_resort.then(wanted).flatten()).map(|(_, at)| at)
     }
 
     pub(super) fn begin_out(&mut self, at: PageRef, slot: SpillSlot, outbox: &mut Outbox) {
