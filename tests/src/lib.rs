@@ -5,5 +5,6 @@ pub mod daemon;
 pub mod fixtures;
 pub mod good;
 pub mod peer;
+pub mod simulation;
 pub mod victim;
 pub mod wait;

@@ -140,9 +140,7 @@ impl Engine {
             }
         };
         hop.errors += 1;
-        if let TransferFault::Store(store::StoreFault::Checksum { .. }) = fault {
-            self.counters.checksum_errors += 1;
-        }
+        self.count_checksum(fault);
         if let TransferFault::Device(_) = fault {
             self.device_lost = true;
         }
@@ -156,6 +154,12 @@ impl Engine {
         }
         if self.device_lost {
             self.fail_all(fault, outbox);
+        }
+    }
+
+    fn count_checksum(&mut self, fault: &TransferFault) {
+        if let TransferFault::Store(store::StoreFault::Checksum { .. }) = fault {
+            self.counters.checksum_errors += 1;
         }
     }
 
@@ -178,6 +182,12 @@ impl Engine {
         let again = may_pass && failures <= READ_RETRIES;
         if again {
             self.counters.read_retries += 1;
+            if self.table.backing(at.backing).file_backed() {
+                self.counters.file_to_ram.errors += 1;
+            } else {
+                self.counters.spill_to_ram.errors += 1;
+            }
+            self.count_checksum(fault);
             let hop = self.read_hop(at, ram);
             self.start(at, hop, outbox);
         } else {

@@ -1,0 +1,139 @@
+//! Transfers and maps as they really happened, to compare with the engine's counters.
+
+use std::collections::BTreeMap;
+
+use lapis_proto::code::Code;
+use lapis_proto::message::{HopStats, Stats};
+use lapisd::engine::event::{Hop, TransferFault};
+use lapisd::engine::ids::{RamFrame, Tag, VramFrame};
+
+/// Sums since the start.
+#[derive(Debug)]
+pub(super) struct Counts {
+    page_size: u64,
+    flying: BTreeMap<Tag, Hop>,
+    hops: BTreeMap<&'static str, HopStats>,
+    /// Bytes of the page in a frame that are not padding.
+    in_ram: BTreeMap<RamFrame, u64>,
+    in_vram: BTreeMap<VramFrame, u64>,
+    maps: u64,
+    stalled_us: u64,
+    checksum_errors: u64,
+    /// Codes of the faults that have been brought about.
+    faults: Vec<Code>,
+}
+
+fn name(hop: Hop) -> &'static str {
+    match hop {
+        Hop::ReadFile { .. } => "file to RAM",
+        Hop::ReadSpill { .. } => "spill to RAM",
+        Hop::WriteSpill { .. } => "RAM to spill",
+        Hop::Up { .. } => "RAM to VRAM",
+        Hop::Down { .. } => "VRAM to RAM",
+        Hop::Zero { .. } => "zeros to VRAM",
+        Hop::Release { .. } => "released",
+        Hop::Restore { .. } => "restored",
+    }
+}
+
+impl Counts {
+    /// Nothing yet.
+    #[must_use]
+    pub(super) fn new(page_size: u64) -> Self {
+        Self {
+            page_size,
+            flying: BTreeMap::new(),
+            hops: BTreeMap::new(),
+            in_ram: BTreeMap::new(),
+            in_vram: BTreeMap::new(),
+            maps: 0,
+            stalled_us: 0,
+            checksum_errors: 0,
+            faults: Vec::new(),
+        }
+    }
+
+    /// Transfers by kind.
+    pub(super) fn hops(&self) -> impl Iterator<Item = (&'static str, HopStats)> {
+        self.hops.iter().map(|(name, stats)| (*name, *stats))
+    }
+
+    /// From here on transfers may fail with these codes.
+    pub(super) fn expect_faults(&mut self, codes: &[Code]) {
+        self.faults = codes.to_vec();
+    }
+
+    pub(super) fn started(&mut self, tag: Tag, hop: Hop) {
+        let old = self.flying.insert(tag, hop);
+        assert!(old.is_none(), "{tag:?} is used twice");
+    }
+
+    pub(super) fn completed(&mut self, tag: Tag, result: &Result<u64, TransferFault>) {
+        let hop = self.flying.remove(&tag).expect("transfers end once");
+        let bytes = match hop {
+            Hop::ReadFile { length, target, .. } => {
+                self.in_ram.insert(target, u64::from(length));
+                u64::from(length)
+            }
+            Hop::ReadSpill { target, .. } => {
+                self.in_ram.insert(target, self.page_size);
+                self.page_size
+            }
+            Hop::WriteSpill { source, .. } => self.in_ram[&source],
+            Hop::Up { source, target, .. } => {
+                self.in_vram.insert(target, self.in_ram[&source]);
+                self.in_ram[&source]
+            }
+            Hop::Down { source, target } => {
+                // Only anonymous pages go down, also from frames that no hop has filled for them.
+                self.in_ram.insert(target, self.page_size);
+                self.in_vram.insert(source, self.page_size);
+                self.page_size
+            }
+            Hop::Zero { target } | Hop::Release { target } | Hop::Restore { target } => {
+                self.in_vram.insert(target, self.page_size);
+                self.page_size
+            }
+        };
+        let stats = self.hops.entry(name(hop)).or_default();
+        match result {
+            Ok(_) => {
+                stats.pages += 1;
+                stats.bytes += bytes;
+            }
+            Err(fault) => {
+                stats.errors += 1;
+                let (code, _) = fault.wire();
+                self.checksum_errors += u64::from(code == Code::DataLost);
+                assert!(self.faults.contains(&code), "{fault}, and nothing went wrong");
+            }
+        }
+    }
+
+    pub(super) fn map_granted(&mut self, waited_us: u64) {
+        self.maps += 1;
+        self.stalled_us += waited_us;
+    }
+
+    /// Compares with what the engine says; `own` is the asking session's maps and the time it waited for them.
+    pub(super) fn check(&self, stats: &Stats, own: (u64, u64)) {
+        let total = &stats.total;
+        let said = [
+            ("file to RAM", total.file_to_ram),
+            ("spill to RAM", total.spill_to_ram),
+            ("RAM to spill", total.ram_to_spill),
+            ("RAM to VRAM", total.ram_to_vram),
+            ("VRAM to RAM", total.vram_to_ram),
+            ("zeros to VRAM", total.zeroed),
+        ];
+        for (name, said) in said {
+            let found = self.hops.get(name).copied().unwrap_or_default();
+            assert!(said == found, "{name}: the engine says {said:?}, it was {found:?}");
+        }
+        let said = (total.maps, total.stalled_us, total.checksum_errors);
+        let found = (self.maps, self.stalled_us, self.checksum_errors);
+        assert!(said == found, "maps, stalls, checksum errors: {said:?}, it was {found:?}");
+        let said = (stats.session.maps, stats.session.stalled_us);
+        assert!(said == own, "maps and stalls of a session: {said:?}, it was {own:?}");
+    }
+}
