@@ -6,7 +6,9 @@ use std::process::{Command, Output};
 use std::time::Duration;
 
 use lapis::Code;
-use lapis::model::Checkpoint;
+use lapis::model::{
+    Checkpoint, Dtype, NewTensor, SafetensorsOptions, pattern, write_gguf, write_safetensors,
+};
 use lapis_tests::binaries::{lapisctl, scratch};
 use lapis_tests::daemon::Daemon;
 use lapis_tests::fixtures::minilm;
@@ -68,6 +70,53 @@ fn two_processes_and_three_clients_stream_one_model_with_the_right_bytes() {
         assert_eq!(report(&output)["verified"]["passes"], 2);
     }
     assert!(daemon.stop().success());
+}
+
+/// Every dtype of a format that fits, in odd sizes, empty ones first and last, and one larger than VRAM.
+fn odd_tensors(fits: impl Fn(Dtype) -> bool) -> Vec<(String, Dtype, Vec<u64>, Vec<u8>)> {
+    let mut tensors = vec![("empty.first".to_owned(), Dtype::F32, vec![0, 3], Vec::new())];
+    for (index, dtype) in (0..).zip(Dtype::ALL.iter().copied().filter(|dtype| fits(*dtype))) {
+        let elements = dtype.block().0 * (2 * index + 4);
+        let length = dtype.bytes(elements).expect("whole blocks");
+        let mut bytes = vec![0; usize::try_from(length).expect("it is small")];
+        pattern(index, 0, &mut bytes);
+        tensors.push((format!("odd.{}", dtype.name()), dtype, vec![elements], bytes));
+    }
+    let mut large = vec![0; (11 << 20) + 1];
+    pattern(99, 0, &mut large);
+    let length = large.len() as u64;
+    tensors.push(("larger.than.vram".to_owned(), Dtype::I8, vec![length], large));
+    tensors.push(("empty.last".to_owned(), Dtype::F32, vec![0], Vec::new()));
+    tensors
+}
+
+#[test]
+fn every_dtype_odd_sizes_empty_tensors_and_one_larger_than_vram_stream_right() {
+    let directory = scratch();
+    for format in ["model.safetensors", "model.gguf"] {
+        let path = directory.path().join(format);
+        let is_gguf = format.ends_with("gguf");
+        let tensors = odd_tensors(|dtype| {
+            if is_gguf { dtype.ggml_number().is_some() } else { dtype.to_safetensors().is_some() }
+        });
+        let new: Vec<_> = tensors
+            .iter()
+            .map(|(name, dtype, shape, bytes)| NewTensor { name, dtype: *dtype, shape, bytes })
+            .collect();
+        if is_gguf {
+            write_gguf(&path, 3, &[], &new).expect("target is writable");
+        } else {
+            // The data begin 3 bytes past a multiple of 8.
+            let options = SafetensorsOptions { header_spaces: Some(3), ..Default::default() };
+            write_safetensors(&path, &new, &options).expect("target is writable");
+        }
+        let path = path.display().to_string();
+        let arguments = [&path, "--embedded", "--vram", "8MiB", "--ram", "18MiB", "-o", "json"];
+        let output = stream(&arguments, directory.path());
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(report(&output)["verified"]["tensors"], tensors.len(), "{format}");
+        assert!(tensors.len() > 20, "{} tensors in {format}", tensors.len());
+    }
 }
 
 #[test]

@@ -117,7 +117,7 @@ impl Engine {
         let page = self.limits.page_size;
         let message = format!(
             "the quota allows {} bytes {what}, {} are in use, {} more are asked for; free some, or have an \
-             administrator raise it (lapisctl quota)",
+             administrator raise it",
             limit * page,
             in_use * page,
             asked * page
