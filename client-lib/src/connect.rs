@@ -39,7 +39,7 @@ const OPEN_FILES_SPARE: u64 = 512;
 pub struct ConnectOptions {
     /// The daemon's socket; `None` for [`default_socket`].
     pub socket: Option<PathBuf>,
-    /// Name for the daemon's logs and `lapisctl ps`, cut at 64 bytes; the program's name by default.
+    /// Name for the daemon's log, cut at 64 bytes; the program's name by default.
     pub name: String,
     /// How long to wait for the connection and the daemon's welcome; at least a millisecond.
     pub timeout: Duration,

@@ -32,7 +32,7 @@ pub struct Hello {
     pub version_max: u16,
     /// Feature bits the client knows; unknown bits are ignored.
     pub features: u64,
-    /// Name for logs and `lapisctl ps`, at most [`CLIENT_NAME_BYTES_MAX`] bytes.
+    /// Name for the daemon's log, at most [`CLIENT_NAME_BYTES_MAX`] bytes.
     pub client_name: String,
 }
 
