@@ -6,17 +6,20 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use lapis_proto::message::Quota;
 use serde::{Deserialize, Serialize};
 
 use crate::sys::memory::FRAME_SLACK;
 
 pub use error::ConfigError;
 pub use host::Host;
+pub use quota::{ADMIN_GROUP_DEFAULT, QuotaSettings, Subject, SubjectError};
 pub use settings::{Mode, Settings};
 pub use size::{Amount, Rate, Size, SizeError};
 
 mod error;
 mod host;
+mod quota;
 mod settings;
 mod size;
 
@@ -112,6 +115,10 @@ pub struct Config {
     pub io: IoEngine,
     /// Bounds on clients.
     pub limits: Limits,
+    /// Members of this group may change tiers and quotas, beside root.
+    pub admin_gid: Option<u32>,
+    /// Quotas from the start on.
+    pub quotas: Vec<Quota>,
 }
 
 impl Config {
@@ -139,6 +146,8 @@ impl Config {
                 pages_max: 4 << 20,
                 map_wait_max: Duration::from_secs(60),
             },
+            admin_gid: None,
+            quotas: Vec::new(),
         }
     }
 
@@ -200,6 +209,7 @@ impl Config {
         self.validate_page_size()?;
         self.validate_tiers()?;
         self.validate_numbers()?;
+        quota::validate(self)?;
         if !self.spill_dir.is_absolute() {
             return Err(ConfigError::SpillDirRelative { path: self.spill_dir.clone() });
         }

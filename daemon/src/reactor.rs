@@ -52,6 +52,9 @@ pub enum StartError {
     /// io_uring is asked for by name and refused.
     #[error("io = \"uring\" is configured, but io_uring is refused here; use io = \"auto\"")]
     NoUring,
+    /// A quota that the engine can't keep.
+    #[error("cannot set a quota: {0}")]
+    Quota(String),
     /// The socket can't be had.
     #[error(transparent)]
     Listen(#[from] ListenError),
@@ -145,7 +148,11 @@ fn build(config: &Config, waker: &Waker) -> Result<Core, StartError> {
         return Err(StartError::NoUring);
     }
     let transfer = Transfer::new(store, Box::new(device) as Box<dyn Device>);
-    Ok(Core::new(Engine::new(limits), transfer))
+    let mut engine = Engine::new(limits);
+    for quota in &config.quotas {
+        engine.put_quota(*quota).map_err(|refused| StartError::Quota(refused.message))?;
+    }
+    Ok(Core::new(engine, transfer, config.admin_gid))
 }
 
 async fn serve(

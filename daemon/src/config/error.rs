@@ -3,8 +3,10 @@
 use std::borrow::Cow;
 use std::path::PathBuf;
 
+use super::quota::Subject;
 use super::size::Size;
 use super::{PAGE_SIZE_MAX, PAGE_SIZE_MIN, SOCKET_PATH_BYTES_MAX};
+use lapis_proto::message::QUOTAS_MAX;
 
 /// The configuration can't be used.
 #[derive(Debug, thiserror::Error)]
@@ -157,6 +159,56 @@ pub enum ConfigError {
         /// Its length.
         bytes: usize,
     },
+    /// A user or group that does not exist.
+    #[error("there is no {kind} `{name}`")]
+    NoSuchName {
+        /// `user` or `group`.
+        kind: &'static str,
+        /// As configured.
+        name: String,
+    },
+    /// A user or group that can't be looked up.
+    #[error("the {kind} `{name}` can't be looked up")]
+    NameUnknown {
+        /// `user` or `group`.
+        kind: &'static str,
+        /// As configured.
+        name: String,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// More quotas than a daemon keeps.
+    #[error("there are {count} quotas, more than {QUOTAS_MAX}")]
+    QuotasMany {
+        /// As configured.
+        count: usize,
+    },
+    /// Two quotas of one subject.
+    #[error("{subject} has two quotas")]
+    QuotaTwice {
+        /// Whose.
+        subject: Subject,
+    },
+    /// A quota that limits, reserves and prefers nothing.
+    #[error("the quota of {subject} limits nothing")]
+    QuotaEmpty {
+        /// Whose.
+        subject: Subject,
+    },
+    /// A reserve for an unknown number of users or sessions.
+    #[error("the quota of {subject} reserves VRAM, but nobody knows how many there will be")]
+    QuotaReserveEach {
+        /// Whose.
+        subject: Subject,
+    },
+    /// More reserved than there is.
+    #[error("the quotas reserve {reserved} of VRAM, but {most} of it can be mapped")]
+    QuotaReserves {
+        /// All together, in whole pages.
+        reserved: Size,
+        /// What mappings may hold.
+        most: Size,
+    },
 }
 
 impl ConfigError {
@@ -205,6 +257,25 @@ impl ConfigError {
             }
             ConfigError::SocketPathLong { .. } => {
                 "choose a shorter one, such as /run/lapis/lapis.sock".into()
+            }
+            ConfigError::NoSuchName { kind, .. } => {
+                format!("create it, or name another {kind}").into()
+            }
+            ConfigError::NameUnknown { kind, .. } => {
+                format!("give the {kind}'s number instead").into()
+            }
+            ConfigError::QuotasMany { .. } => {
+                "give quotas to groups, each-user or each-session instead of so many users".into()
+            }
+            ConfigError::QuotaTwice { .. } => "write both into one [[quota]]".into(),
+            ConfigError::QuotaEmpty { .. } => {
+                "give it vram, vram_reserved, anonymous or priority, or remove it".into()
+            }
+            ConfigError::QuotaReserveEach { .. } => {
+                "reserve for a user or a group, such as user:ada".into()
+            }
+            ConfigError::QuotaReserves { most, .. } => {
+                format!("raise vram, or lower vram_reserved to {most} in all").into()
             }
         }
     }

@@ -4,6 +4,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use nix::unistd::{Group, User};
+
 /// The surroundings of a process, as far as a configuration depends on them.
 #[derive(Debug, Clone)]
 pub struct Host {
@@ -17,6 +19,10 @@ pub struct Host {
     pub memory_available: fn() -> io::Result<u64>,
     /// Free bytes of the file system that will hold this directory.
     pub disk_free: fn(&Path) -> io::Result<u64>,
+    /// The uid of a user's name.
+    pub user_id: fn(&str) -> io::Result<Option<u32>>,
+    /// The gid of a group's name.
+    pub group_id: fn(&str) -> io::Result<Option<u32>>,
 }
 
 impl Host {
@@ -33,6 +39,8 @@ impl Host {
                 .or_else(|| directory("HOME").map(|home| home.join(".cache"))),
             memory_available,
             disk_free,
+            user_id: |name| Ok(User::from_name(name)?.map(|user| user.uid.as_raw())),
+            group_id: |name| Ok(Group::from_name(name)?.map(|group| group.gid.as_raw())),
         }
     }
 
@@ -159,5 +167,7 @@ mod tests {
         let host = Host::of_process();
         assert!((host.memory_available)().is_ok_and(|bytes| bytes > 0));
         assert!((host.disk_free)(Path::new("/nowhere/at/all")).is_ok());
+        assert_eq!((host.user_id)("root").ok(), Some(Some(0)));
+        assert_eq!((host.group_id)("no-such-group-at-all").ok(), Some(None));
     }
 }

@@ -12,6 +12,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::error::ConfigError;
 use super::host::Host;
+use super::quota::QuotaSettings;
 use super::size::{Amount, Rate, Size};
 use super::{Config, DeviceChoice, IoEngine};
 
@@ -78,6 +79,13 @@ pub struct Settings {
     /// Longest wait of a map request, in seconds [default: 60]
     #[arg(long, env = "LAPISD_MAP_WAIT_MAX_S", value_name = "S")]
     pub map_wait_max_s: Option<u32>,
+    /// Group whose members may change tiers and quotas, as root may; "" for none [default: lapis-admin, if it exists]
+    #[arg(long, env = "LAPISD_ADMIN_GROUP", value_name = "GROUP")]
+    pub admin_group: Option<String>,
+    /// Quotas; only in the file, and last there, as tables come after keys.
+    #[arg(skip)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub quota: Option<Vec<QuotaSettings>>,
 }
 
 impl Settings {
@@ -110,7 +118,7 @@ impl Settings {
         let known = Settings::keys();
         for key in document.get_ref().keys() {
             let name = key.get_ref().as_ref();
-            if !known.iter().any(|known| known == name) {
+            if name != "quota" && !known.iter().any(|known| known == name) {
                 return Err(ConfigError::UnknownKey {
                     path: path.to_owned(),
                     line: line(Some(key.span())),
@@ -129,7 +137,7 @@ impl Settings {
         })
     }
 
-    /// Names of all settings, from the one list of them that there is: the fields, as flags.
+    /// Names of all settings but the quotas, from the one list of them that there is: the fields, as flags.
     #[must_use]
     pub fn keys() -> Vec<String> {
         let command = <Settings as clap::Args>::augment_args(clap::Command::new("settings"));
@@ -168,14 +176,18 @@ impl Settings {
             requests_max: self.requests_max.or(lower.requests_max),
             pages_max: self.pages_max.or(lower.pages_max),
             map_wait_max_s: self.map_wait_max_s.or(lower.map_wait_max_s),
+            admin_group: self.admin_group.or(lower.admin_group),
+            quota: self.quota.or(lower.quota),
         }
     }
 
     /// Fills in defaults and turns shares into sizes. Validates nothing else.
     ///
     /// # Errors
-    /// [`ConfigError::NoDefault`], [`ConfigError::ShareOfSim`], [`ConfigError::ShareOfUnknown`].
+    /// [`ConfigError::NoDefault`], [`ConfigError::ShareOfSim`], [`ConfigError::ShareOfUnknown`],
+    /// [`ConfigError::NoSuchName`], [`ConfigError::NameUnknown`].
     pub fn resolve(self, host: &Host) -> Result<Config, ConfigError> {
+        let admin_gid = self.admin_gid(host)?;
         let socket = self.socket.or_else(|| host.socket()).ok_or(ConfigError::NoDefault {
             key: "socket",
             why: "XDG_RUNTIME_DIR is not set, and only root listens in /run/lapis",
@@ -210,13 +222,18 @@ impl Settings {
         set(&mut config.limits.pages_max, self.pages_max);
         let seconds = |s: u32| Duration::from_secs(u64::from(s));
         set(&mut config.limits.map_wait_max, self.map_wait_max_s.map(seconds));
+        config.admin_gid = admin_gid;
+        // Last: shares are of the tiers.
+        let quotas = self.quota.unwrap_or_default();
+        let quotas = quotas.iter().map(|quota| quota.resolve(host, &config));
+        config.quotas = quotas.collect::<Result<_, _>>()?;
         Ok(config)
     }
 
     /// As the text of a file.
     #[must_use]
     pub fn to_toml(&self) -> String {
-        toml::to_string(self).expect("a flat struct of numbers and texts is a TOML table")
+        toml::to_string(self).expect("numbers and texts, then tables of them, are a TOML document")
     }
 }
 
@@ -243,6 +260,9 @@ impl From<&Config> for Settings {
             requests_max: Some(config.limits.requests_max),
             pages_max: Some(config.limits.pages_max),
             map_wait_max_s: u32::try_from(config.limits.map_wait_max.as_secs()).ok(),
+            admin_group: Some(config.admin_gid.map(|gid| gid.to_string()).unwrap_or_default()),
+            quota: (!config.quotas.is_empty())
+                .then(|| config.quotas.iter().map(QuotaSettings::from).collect()),
         }
     }
 }

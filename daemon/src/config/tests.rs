@@ -1,6 +1,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use lapis_proto::message::{Quota, QuotaSubject};
+
 use super::*;
 
 fn host() -> Host {
@@ -10,6 +12,12 @@ fn host() -> Host {
         cache_dir: Some("/home/ada/.cache".into()),
         memory_available: || Ok(10 << 30),
         disk_free: |_| Ok(1_000_000_000),
+        user_id: |name| Ok((name == "ada").then_some(1000)),
+        group_id: |name| match name {
+            "ml" => Ok(Some(50)),
+            "broken" => Err(std::io::Error::other("no directory service")),
+            _ => Ok(None),
+        },
     }
 }
 
@@ -59,6 +67,18 @@ mappings_max = 3
 requests_max = 4
 pages_max = 5
 map_wait_max_s = 6
+admin_group = \"50\"
+
+[[quota]]
+subject = \"user:1000\"
+vram = \"8GiB\"
+vram_reserved = \"4GiB\"
+anonymous = \"16GiB\"
+priority = 7
+
+[[quota]]
+subject = \"each-session\"
+vram = \"2GiB\"
 ";
     let settings = parse(text).unwrap();
     let config = settings.clone().resolve(&host()).unwrap();
@@ -82,6 +102,7 @@ fn upper_sources_win_key_by_key() {
 fn each_setting_is_merged() {
     let all = Settings::from(&Config {
         link: Link { bandwidth: Some(Rate::from_bytes_per_s(1)), latency: Duration::ZERO },
+        quotas: vec![Quota { priority: 1, ..Quota::none(QuotaSubject::EachUid) }],
         ..config()
     });
     let other = Settings::from(&Config {
@@ -108,12 +129,16 @@ fn each_setting_is_merged() {
             pages_max: 12,
             map_wait_max: Duration::from_secs(13),
         },
+        admin_gid: Some(14),
+        quotas: vec![Quota { priority: 15, ..Quota::none(QuotaSubject::EachUid) }],
     });
     assert_eq!(all.clone().over(other), all);
     assert_eq!(all.clone().over(Settings::default()), all);
     assert_eq!(Settings::default().over(all.clone()), all);
+    let text = all.to_toml();
+    let (keys, _quotas) = text.split_once("\n[[quota]]\n").unwrap();
     let keys: Vec<String> =
-        all.to_toml().lines().map(|line| line.split(' ').next().unwrap().into()).collect();
+        keys.lines().map(|line| line.split(' ').next().unwrap().into()).collect();
     assert_eq!(keys, Settings::keys());
 }
 
@@ -271,4 +296,70 @@ fn paths_can_be_used() {
     );
     let fits = PathBuf::from(format!("/{}", "s".repeat(106)));
     Config { socket: fits, ..config() }.validate().unwrap();
+}
+
+#[test]
+fn administrators_are_a_group() {
+    let gid = |text: &str, host: &Host| parse(text).unwrap().resolve(host).map(|c| c.admin_gid);
+    assert_eq!(gid("", &host()).unwrap(), None, "the default group does not exist");
+    let there = Host { group_id: |name| Ok((name == "lapis-admin").then_some(70)), ..host() };
+    assert_eq!(gid("", &there).unwrap(), Some(70));
+    assert_eq!(gid("admin_group = \"\"", &there).unwrap(), None);
+    assert_eq!(gid("admin_group = \"ml\"", &host()).unwrap(), Some(50));
+    assert_eq!(gid("admin_group = \"51\"", &host()).unwrap(), Some(51));
+    let error = gid("admin_group = \"m1\"", &host()).unwrap_err();
+    assert_eq!(error.to_string(), "there is no group `m1`");
+    assert_eq!(error.fix(), "create it, or name another group");
+    let error = gid("admin_group = \"broken\"", &host()).unwrap_err();
+    assert_eq!(error.fix(), "give the group's number instead");
+}
+
+#[test]
+fn quotas_name_users_and_take_shares_of_the_tiers() {
+    let text = "vram = \"1GiB\"\nram = \"1GiB\"\nnvme = \"3GiB\"\n\
+                [[quota]]\nsubject = \"user:ada\"\nvram = \"50%\"\nvram_reserved = \"25%\"\n\
+                [[quota]]\nsubject = \"group:ml\"\nanonymous = \"75%\"\npriority = 3\n";
+    let config = parse(text).unwrap().resolve(&host()).unwrap();
+    config.validate().unwrap();
+    let ada = Quota {
+        vram_max: Some(512 << 20),
+        vram_reserved: 256 << 20,
+        ..Quota::none(QuotaSubject::Uid(1000))
+    };
+    let ml =
+        Quota { anonymous_max: Some(3 << 30), priority: 3, ..Quota::none(QuotaSubject::Gid(50)) };
+    assert_eq!(config.quotas, [ada, ml]);
+}
+
+#[test]
+fn bad_quotas_are_refused() {
+    let error = |text: &str| {
+        let settings = match parse(text) {
+            Ok(settings) => settings,
+            Err(error) => return error.to_string(),
+        };
+        let config = settings.resolve(&host());
+        config.and_then(|config| config.validate()).expect_err(text).to_string()
+    };
+    assert_eq!(error("[[quota]]\nsubject = \"user:bob\"\npriority = 1"), "there is no user `bob`");
+    assert_eq!(error("[[quota]]\nsubject = \"user:1\""), "the quota of user:1 limits nothing");
+    let twice = "[[quota]]\nsubject = \"user:ada\"\npriority = 1\n\
+                 [[quota]]\nsubject = \"user:1000\"\npriority = 2\n";
+    assert_eq!(error(twice), "user:1000 has two quotas");
+    assert_eq!(
+        error("[[quota]]\nsubject = \"each-user\"\nvram_reserved = \"1MiB\""),
+        "the quota of each-user reserves VRAM, but nobody knows how many there will be"
+    );
+    let much = "[[quota]]\nsubject = \"user:1\"\nvram_reserved = \"600MiB\"\n\
+                [[quota]]\nsubject = \"user:2\"\nvram_reserved = \"40%\"\n";
+    assert_eq!(error(much), "the quotas reserve 1008MiB of VRAM, but 960MiB of it can be mapped");
+    assert_eq!(
+        error("vram = \"1GiB\"\n\n[[quota]]\nsubject = \"ada\"\n"),
+        "/etc/lapis/lapisd.toml:4: `ada` is no subject; write user:NAME, user:UID, group:NAME, group:GID, \
+         each-user or each-session"
+    );
+    assert!(
+        error("[[quota]]\nsubject = \"user:1\"\nvrma = 1\n")
+            .starts_with("/etc/lapis/lapisd.toml:3: unknown field `vrma`, expected one of"),
+    );
 }

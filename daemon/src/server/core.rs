@@ -71,14 +71,18 @@ impl std::fmt::Debug for Core {
 }
 
 impl Core {
-    /// A daemon without clients.
+    /// A daemon without clients, administered by root and the members of a group.
     #[must_use]
-    pub fn new(engine: Engine, transfer: Transfer<AnyStore, Box<dyn Device>>) -> Self {
+    pub fn new(
+        engine: Engine,
+        transfer: Transfer<AnyStore, Box<dyn Device>>,
+        admin_gid: Option<u32>,
+    ) -> Self {
         Self {
             engine,
             transfer,
             connections: BTreeMap::new(),
-            admin_gid: None,
+            admin_gid,
             started: Instant::now(),
             last_session: 0,
             last_file: 0,
@@ -114,10 +118,10 @@ impl Core {
         self.transfer.in_flight() > 0
     }
 
-    /// Whether a user or group may change tiers and quotas.
+    /// Whether a user, or a member of these groups, may change tiers and quotas.
     #[must_use]
-    pub fn is_admin(&self, uid: u32, gid: u32) -> bool {
-        uid == 0 || self.admin_gid == Some(gid)
+    pub fn is_admin(&self, uid: u32, mut gids: impl Iterator<Item = u32>) -> bool {
+        uid == 0 || self.admin_gid.is_some_and(|admin| gids.any(|gid| gid == admin))
     }
 
     /// Opens a session, or says why not.

@@ -58,7 +58,12 @@ pub async fn serve(core: Rc<RefCell<Core>>, stream: UnixStream) {
     let pid = peer.pid().unwrap_or(0);
     let pidfd = peer::pidfd(&*stream, pid);
     let mut reader = FrameReader::new();
-    let admin = core.borrow().is_admin(peer.uid(), peer.gid());
+    let others = peer::groups(&*stream).unwrap_or_else(|error| {
+        tracing::warn!(pid, "cannot find out a client's supplementary groups: {error}");
+        Vec::new()
+    });
+    let gids = std::iter::once(peer.gid()).chain(others);
+    let admin = core.borrow().is_admin(peer.uid(), gids);
     let who = Peer { domain: Domain(peer.uid()), gid: peer.gid(), admin };
     let opened = match timeout(HELLO_WAIT, hello(&core, &stream, who, &mut reader)).await {
         Ok(opened) => opened,

@@ -1,10 +1,13 @@
-//! A pidfd of the process at the other end of a Unix socket: readable once it is dead.
-#![expect(unsafe_code, reason = "nix wraps neither SO_PEERPIDFD nor pidfd_open")]
+//! Of the process at the other end of a Unix socket: a pidfd, readable once it is dead, and its groups.
+#![expect(unsafe_code, reason = "nix wraps neither SO_PEERPIDFD, SO_PEERGROUPS nor pidfd_open")]
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 const SO_PEERPIDFD: libc::c_int = 77;
+const SO_PEERGROUPS: libc::c_int = 59;
+/// Groups of a process, as the kernel bounds them (`NGROUPS_MAX`).
+const GROUPS_MAX: usize = 65_536;
 
 /// The peer's pidfd. On kernels before 6.5 it is looked up by pid, which could in theory name another process if the
 /// peer died in this very moment.
@@ -41,6 +44,41 @@ pub fn pidfd(socket: impl AsFd, pid: i32) -> io::Result<OwnedFd> {
     }
 }
 
+/// The supplementary groups that the peer had when it connected.
+///
+/// # Errors
+/// What the kernel says.
+pub fn groups(socket: impl AsFd) -> io::Result<Vec<u32>> {
+    let fd = socket.as_fd().as_raw_fd();
+    let mut gids: Vec<libc::gid_t> = vec![0; 64];
+    loop {
+        let bytes = size_of_val(gids.as_slice());
+        let mut length = libc::socklen_t::try_from(bytes).expect("at most GROUPS_MAX numbers");
+        // SAFETY: the buffer and its length are live and writable, and the length is the buffer's.
+        let result = unsafe {
+            libc::getsockopt(
+                fd,
+                libc::SOL_SOCKET,
+                SO_PEERGROUPS,
+                gids.as_mut_ptr().cast(),
+                &raw mut length,
+            )
+        };
+        // The kernel says how long the list is, also when it does not fit.
+        let count = length as usize / size_of::<libc::gid_t>();
+        if result == 0 {
+            gids.truncate(count);
+            return Ok(gids);
+        }
+        let error = io::Error::last_os_error();
+        if error.raw_os_error() != Some(libc::ERANGE) || !(gids.len()..=GROUPS_MAX).contains(&count)
+        {
+            return Err(error);
+        }
+        gids.resize(count, 0);
+    }
+}
+
 fn dead_is_not_found(error: io::Error) -> io::Error {
     match error.raw_os_error() {
         Some(libc::ESRCH) => io::Error::from(io::ErrorKind::NotFound),
@@ -53,6 +91,17 @@ mod tests {
     use super::*;
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
     use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn own_groups_are_known() {
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let mut expected: Vec<u32> =
+            nix::unistd::getgroups().unwrap().iter().map(|gid| gid.as_raw()).collect();
+        let mut found = groups(&ours).unwrap();
+        expected.sort_unstable();
+        found.sort_unstable();
+        assert_eq!(found, expected);
+    }
 
     #[test]
     fn own_process_is_alive() {

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use lapis::Code;
 use lapis::model::ModelError;
-use lapisd::config::{ConfigError, Size};
+use lapisd::config::{ConfigError, Size, Subject};
 use lapisd::reactor::StartError;
 
 use crate::stream::reference::ReferenceError;
@@ -83,6 +83,12 @@ pub(crate) enum Failure {
         /// Bytes there are.
         free: Size,
     },
+    /// There is no such quota.
+    #[error("{subject} has no quota")]
+    NoQuota {
+        /// Whose.
+        subject: Subject,
+    },
     /// The result can't be printed.
     #[error("cannot write to standard output")]
     Output(#[source] io::Error),
@@ -100,6 +106,9 @@ impl Failure {
         match self {
             Failure::Model(error) => model_exit(error),
             Failure::Client(error) => client_exit(error),
+            Failure::NoQuota { .. } | Failure::Config(ConfigError::NoSuchName { .. }) => {
+                Exit::NotFound
+            }
             Failure::Config(_) | Failure::TierFlags { .. } | Failure::NoCache => Exit::Usage,
             Failure::Reference(error) if error.source.kind() == io::ErrorKind::PermissionDenied => {
                 Exit::Denied
@@ -138,6 +147,7 @@ impl Failure {
                  `lapisctl stream -o json` and the daemon's log"
                     .into()
             }
+            Failure::NoQuota { .. } => "see the quotas there are with `lapisctl quota show`".into(),
             Failure::Model(_) | Failure::Reference(_) | Failure::Output(_) => return None,
         })
     }
@@ -209,6 +219,9 @@ fn client_next(error: &lapis::Error) -> Option<Cow<'static, str>> {
         Exit::Denied if matches!(error, lapis::Error::Connect { .. }) => {
             "or use a daemon of your own: `lapisctl stream --embedded`".into()
         }
+        Exit::Denied if matches!(error, lapis::Error::Refused(_)) => {
+            "run it as root, or as a member of the daemon's admin_group".into()
+        }
         Exit::OutOfCapacity => {
             "see what uses the tiers with `lapisctl status`; or give an embedded daemon larger ones: \
              --embedded --vram 1GiB --ram 2GiB"
@@ -254,6 +267,8 @@ mod tests {
             (Failure::Model(ModelError::NoModel { path: "/m".into() }), 5),
             (Failure::Model(ModelError::UnknownFormat { path: "/m".into() }), 1),
             (Failure::Config(ConfigError::CudaMissing), 2),
+            (Failure::Config(ConfigError::NoSuchName { kind: "user", name: "bob".to_owned() }), 5),
+            (Failure::NoQuota { subject: Subject::EachUser }, 5),
             (Failure::Mismatch { tensors: "1 tensor".to_owned() }, 1),
         ];
         for (failure, status) in cases {

@@ -4,9 +4,11 @@
 mod connect;
 mod failure;
 mod output;
+mod quota;
 mod status;
 mod stream;
 mod text;
+mod tier;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -27,6 +29,8 @@ struct Cli {
 enum Verb {
     Stream(stream::Stream),
     Status(status::Status),
+    Tier(tier::Tier),
+    Quota(quota::Quota),
 }
 
 const AFTER_HELP: &str = "\
@@ -41,6 +45,8 @@ fn main() -> ExitCode {
     let result = match cli.verb {
         Verb::Stream(stream) => stream.run(),
         Verb::Status(status) => status.run(),
+        Verb::Tier(tier) => tier.run(),
+        Verb::Quota(quota) => quota.run(),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 
 use clap::ValueEnum;
+use serde::Serialize;
 
 use crate::failure::Failure;
 
@@ -13,6 +14,14 @@ pub(crate) enum Format {
     Table,
     /// For programs: one object on one line
     Json,
+}
+
+/// An object on a line of its own.
+pub(crate) fn json(report: &impl Serialize) -> String {
+    let mut text =
+        serde_json::to_string(report).expect("numbers and texts under text keys are JSON");
+    text.push('\n');
+    text
 }
 
 /// Prints a result. A reader that has seen enough (`| head`) is no failure.

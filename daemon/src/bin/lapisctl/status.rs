@@ -31,7 +31,7 @@ impl Status {
         let report = Report::new(socket, client.welcome(), &client.stats()?);
         output::print(&match self.output {
             Format::Table => report.table(),
-            Format::Json => report.json(),
+            Format::Json => output::json(&report),
         })
     }
 }
@@ -125,13 +125,6 @@ impl Report {
             quarantined_frames: stats.quarantined_frames,
             metadata_bytes: stats.metadata_bytes,
         }
-    }
-
-    fn json(&self) -> String {
-        let mut text =
-            serde_json::to_string(self).expect("numbers and texts under text keys are JSON");
-        text.push('\n');
-        text
     }
 
     fn table(&self) -> String {
@@ -314,7 +307,7 @@ metadata, bytes                23
 
     #[test]
     fn the_json_is_one_line_with_a_schema() {
-        let json = report().json();
+        let json = output::json(&report());
         assert!(json.starts_with(concat!(
             r#"{"schema":1,"daemon_version":"0.1.0","socket":"/run/lapis/lapis.sock","device":"sim","#,
             r#""page_size_bytes":2097152,"tiers":[{"name":"vram","capacity_bytes":134217728,"#,

@@ -86,7 +86,7 @@ impl Stream {
         drop(progress);
         output::print(&match self.output {
             Format::Table => report.table(),
-            Format::Json => report.json(),
+            Format::Json => output::json(&report),
         })?;
         match report.result {
             Outcome::Ok | Outcome::Unverified => Ok(()),

@@ -248,16 +248,6 @@ pub(crate) struct Mismatch {
     pub(crate) count: u64,
 }
 
-impl Report {
-    /// As JSON, one line.
-    pub(crate) fn json(&self) -> String {
-        let mut text =
-            serde_json::to_string(self).expect("numbers and texts under text keys are JSON");
-        text.push('\n');
-        text
-    }
-}
-
 fn micros<S: Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_u64(u64::try_from(time.as_micros()).unwrap_or(u64::MAX))
 }

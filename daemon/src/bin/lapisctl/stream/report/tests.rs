@@ -193,7 +193,7 @@ fn the_json_is_one_line_with_a_schema() {
         r#""mismatches":[{"pass":1,"tensor":"a\"b","first":0,"last":1,"count":2}]}"#,
         "\n"
     );
-    assert_eq!(report.json(), expected);
+    assert_eq!(crate::output::json(&report), expected);
 }
 
 #[test]
