@@ -52,7 +52,8 @@ impl Engine {
         }
         self.last_id += 1;
         let id = PendingId(self.last_id);
-        let wait = flush.wait_us.min(self.limits.map_wait_us_max);
+        // At least an instant: what needs no waiting is done even so.
+        let wait = flush.wait_us.clamp(1, self.limits.map_wait_us_max);
         let deadline_us = now.saturating_add(wait);
         for at in &pages {
             self.flush_waiters.entry(*at).or_default().push(id);
@@ -97,7 +98,7 @@ impl Engine {
     }
 
     fn start_out(&mut self, at: PageRef, now: u64, outbox: &mut Outbox) -> bool {
-        if self.spill_rests_until > now || self.outs >= self.limits.depth {
+        if !self.may_write(now) {
             return false;
         }
         let Some(slot) = self.slots.take().map(SpillSlot) else { return false };
@@ -105,8 +106,13 @@ impl Engine {
         true
     }
 
+    fn may_write(&self, now: u64) -> bool {
+        self.spill_rests_until <= now && self.outs < self.limits.depth && self.slots.free() > 0
+    }
+
     fn start_flush_down(&mut self, at: PageRef, now: u64, outbox: &mut Outbox) -> bool {
-        if self.downs >= self.limits.depth {
+        // Only what can be written next: a copy that has to wait for a slot is dropped for the next one, and so on.
+        if !self.may_write(now) || self.downs >= self.limits.depth {
             return false;
         }
         let Some(ram) = self.ram_frame(RamUse::Reading, now, outbox) else { return false };
@@ -121,7 +127,8 @@ impl Engine {
             return;
         }
         if page.needs_flush() {
-            self.flush_queue.push_back(at);
+            // Its copy in RAM is written before another one comes down, which might take its frame.
+            self.flush_queue.push_front(at);
             return;
         }
         self.table.update(at, |page| page.flushing = false);

@@ -101,6 +101,8 @@ pub struct Engine {
     prefetch_tick: u64,
     /// Page accesses so far; starts at 1 so that 0 can mean never.
     clock: u64,
+    /// A quota or the size of a tier changed: maps that wait may have become impossible.
+    bounds_changed: bool,
     last_id: u64,
     last_tag: u64,
     counters: Counters,
@@ -147,6 +149,7 @@ impl Engine {
             prefetches_moving: 0,
             prefetch_tick: 0,
             clock: 1,
+            bounds_changed: false,
             last_id: 0,
             last_tag: 0,
             counters: Counters::default(),
@@ -293,6 +296,8 @@ impl Engine {
                 | Request::OpenFile { .. }
                 | Request::Map(_)
                 | Request::Prefetch(_)
+                | Request::Flush(_)
+                | Request::SetTier(_)
         );
         (needs_device && self.device_lost).then(|| {
             let message = "the device is lost; reconnect once the daemon has restarted";
@@ -366,7 +371,7 @@ impl Engine {
         outbox: &mut Outbox,
     ) {
         if let Some(frame) = self.frame_transfers.remove(&tag) {
-            return self.frame_done(frame, &result);
+            return self.frame_done(frame, &result, outbox);
         }
         let at = self.transfers.remove(&tag).expect("each transfer ends once");
         match result {

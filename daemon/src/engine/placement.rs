@@ -24,6 +24,9 @@ pub(super) enum Need {
 impl Engine {
     /// Restores what must always hold: whatever can be granted is granted, whatever can move moves.
     pub(super) fn advance(&mut self, now: u64, outbox: &mut Outbox) {
+        if std::mem::take(&mut self.bounds_changed) {
+            self.refuse_impossible(outbox);
+        }
         loop {
             self.admit_queued();
             self.grant_complete(now, outbox);

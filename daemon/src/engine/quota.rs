@@ -4,7 +4,7 @@
 //! only while there are quotas: without any, nothing here costs anything.
 
 use lapis_proto::code::Code;
-use lapis_proto::message::{Quota, QuotaSubject, QuotaUse, Refused};
+use lapis_proto::message::{QUOTAS_MAX, Quota, QuotaSubject, QuotaUse, Refused};
 
 use super::Engine;
 use super::allocator::Span;
@@ -47,6 +47,17 @@ struct Use {
     vram: u64,
     pinned: u64,
     anonymous: u64,
+}
+
+/// What one map holds of a limit on VRAM, in pages.
+#[derive(Debug)]
+struct Share {
+    instance: Instance,
+    limit: u64,
+    /// All its pages that the limit counts.
+    pages: u64,
+    /// Those that nothing pins so far.
+    new: u64,
 }
 
 /// Why a map may not be admitted.
@@ -116,7 +127,7 @@ impl Engine {
     fn over_quota(&self, asked: u64, in_use: u64, limit: u64, what: &str) -> Refused {
         let page = self.limits.page_size;
         let message = format!(
-            "the quota allows {} bytes {what}, {} are in use, {} more are asked for; free some, or have an \
+            "the quota allows {} bytes {what}, {} are in use, {} are asked for; free some, or have an \
              administrator raise it",
             limit * page,
             in_use * page,
@@ -145,6 +156,30 @@ impl Engine {
         Ok(())
     }
 
+    /// What a map would hold under each limit on VRAM that binds any of its pages.
+    fn shares(&self, spans: &[Span]) -> Vec<Share> {
+        let mut pages: Vec<_> = spans.iter().flat_map(|span| span.pages()).collect();
+        pages.sort_unstable();
+        pages.dedup();
+        let mut shares: Vec<Share> = Vec::new();
+        for run in pages.chunk_by(|one, other| one.backing == other.backing) {
+            let count = run.len() as u64;
+            let new = run.iter().filter(|at| self.table.page(**at).pins == 0).count() as u64;
+            for (instance, quota) in self.quotas_of(self.owner(run[0].backing)) {
+                let Some(limit) = quota.vram_max.map(|bytes| self.pages(bytes)) else { continue };
+                let known = shares.iter_mut().find(|share| share.instance == instance);
+                match known {
+                    Some(share) => {
+                        share.pages += count;
+                        share.new += new;
+                    }
+                    None => shares.push(Share { instance, limit, pages: count, new }),
+                }
+            }
+        }
+        shares
+    }
+
     /// Refuses a map that can never be admitted under the quotas there are.
     pub(super) fn check_mapped(
         &self,
@@ -155,13 +190,9 @@ impl Engine {
         if self.quotas.is_empty() {
             return Ok(());
         }
-        for span in spans {
-            for (_, quota) in self.quotas_of(self.owner(span.backing)) {
-                let Some(limit) = quota.vram_max.map(|bytes| self.pages(bytes)) else { continue };
-                if u64::from(span.count) > limit {
-                    return Err(self.over_quota(asked, 0, limit, "of VRAM"));
-                }
-            }
+        if let Some(share) = self.shares(spans).iter().find(|share| share.pages > share.limit) {
+            let in_use = self.used_by(share.instance).pinned;
+            return Err(self.over_quota(share.pages, in_use, share.limit, "of VRAM"));
         }
         let cap = u64::from(self.mapped_pages_max());
         let reserved = self.reserved_for_others(session, false);
@@ -189,6 +220,14 @@ impl Engine {
         self.reserving().map(|(_, reserved)| reserved).sum()
     }
 
+    /// Frames that are spoken for: of pages that are mapped or admitted, those asked back, and unused reserves.
+    pub(super) fn promised_pages(&self) -> u64 {
+        let unused = self
+            .reserving()
+            .map(|(instance, reserved)| reserved.saturating_sub(self.used_by(instance).pinned));
+        u64::from(self.table.pinned + self.vram.revoking_count()) + unused.sum::<u64>()
+    }
+
     /// Instances with reserved pages.
     fn reserving(&self) -> impl Iterator<Item = (Instance, u64)> {
         self.quotas.values().filter(|quota| quota.vram_reserved > 0).filter_map(|quota| {
@@ -209,21 +248,9 @@ impl Engine {
         if self.quotas.is_empty() {
             return if taken <= cap { Room::Enough } else { Room::TierFull };
         }
-        let mut owners: Vec<Owner> = Vec::new();
-        for span in spans {
-            let owner = self.owner(span.backing);
-            if !owners.contains(&owner) {
-                owners.push(owner);
-            }
-        }
-        for owner in owners {
-            for (instance, quota) in self.quotas_of(owner) {
-                let limit = quota.vram_max.map(|bytes| self.pages(bytes));
-                let used = || self.used_by(instance).pinned + u64::from(new_pins);
-                if limit.is_some_and(|limit| used() > limit) {
-                    return Room::QuotaFull;
-                }
-            }
+        let over = |share: &Share| self.used_by(share.instance).pinned + share.new > share.limit;
+        if new_pins > 0 && self.shares(spans).iter().any(over) {
+            return Room::QuotaFull;
         }
         if taken + self.reserved_for_others(session, true) <= cap {
             Room::Enough
@@ -232,14 +259,16 @@ impl Engine {
         }
     }
 
-    /// The instance whose VRAM is used up, if there is one: the page may only take a frame of its own.
+    /// The instance whose VRAM is used up, if there is one: the page may only take a frame of its own. What was
+    /// admitted before its quota was lowered is filled all the same.
     pub(super) fn vram_used_up(&self, at: PageRef) -> Option<Instance> {
         if self.quotas.is_empty() {
             return None;
         }
         let full = |(instance, quota): (Instance, &Quota)| {
             let limit = self.pages(quota.vram_max?);
-            (self.used_by(instance).vram >= limit).then_some(instance)
+            let used = self.used_by(instance);
+            (used.vram >= limit && used.pinned <= limit).then_some(instance)
         };
         self.quotas_of(self.owner(at.backing)).find_map(full)
     }
@@ -253,7 +282,8 @@ impl Engine {
 
     /// Instances whose pages may not be evicted for this page: they hold no more than is reserved for them.
     pub(super) fn guarded_from(&self, at: PageRef) -> Vec<Instance> {
-        if self.quotas.is_empty() {
+        // What was admitted before a reserve was made, or before VRAM shrank, comes first.
+        if self.quotas.is_empty() || self.promised_pages() > self.vram_in_use() {
             return Vec::new();
         }
         let owner = self.owner(at.backing);
@@ -288,7 +318,8 @@ impl Engine {
     /// once: it goes as its owner maps other pages.
     ///
     /// # Errors
-    /// `BadRequest`: a reserve for an unknown number of instances; `OverCapacity`: more reserved than can be mapped.
+    /// `BadRequest`: a reserve for an unknown number of instances; `OverCapacity`: more reserved than can be mapped;
+    /// `TooMany` quotas.
     pub fn put_quota(&mut self, quota: Quota) -> Result<(), Refused> {
         let each = matches!(quota.subject, QuotaSubject::EachSession | QuotaSubject::EachUid);
         if each && quota.vram_reserved > 0 {
@@ -302,15 +333,16 @@ impl Engine {
         if asked > u64::from(cap) {
             return Err(refusal::over_capacity(asked, cap));
         }
-        let limits_something = quota.vram_max.is_some()
-            || quota.anonymous_max.is_some()
-            || quota.vram_reserved > 0
-            || quota.priority > 0;
-        if limits_something {
-            self.quotas.insert(quota.subject, quota);
-        } else {
+        if quota.is_none() {
             self.quotas.remove(&quota.subject);
+        } else {
+            let count = self.quotas.len();
+            if count >= QUOTAS_MAX && !self.quotas.contains_key(&quota.subject) {
+                return Err(refusal::too_many("quota", count as u64, QUOTAS_MAX as u64));
+            }
+            self.quotas.insert(quota.subject, quota);
         }
+        self.bounds_changed = true;
         Ok(())
     }
 

@@ -18,6 +18,7 @@ use super::maps::PendingId;
 use super::placement::Need;
 use super::refusal;
 use super::room::RamUse;
+use crate::device::DeviceFault;
 
 /// A tier change that waits for its size.
 #[derive(Debug)]
@@ -134,9 +135,12 @@ impl Engine {
                 ..refusal::plain(Code::OutOfMemory, &message)
             });
         }
+        self.bounds_changed = true;
         self.last_id += 1;
         let id = PendingId(self.last_id);
-        let deadline_us = now.saturating_add(set.wait_us.min(self.limits.map_wait_us_max));
+        // At least an instant: what needs no waiting is done even so.
+        let wait = set.wait_us.clamp(1, self.limits.map_wait_us_max);
+        let deadline_us = now.saturating_add(wait);
         self.deadlines.insert((deadline_us, id));
         self.session_mut(session).flushing += 1;
         let pending = PendingResize { session, request, tier: set.tier, deadline_us };
@@ -173,6 +177,11 @@ impl Engine {
         for id in done {
             self.end_resize(id, Reply::Done, outbox);
         }
+    }
+
+    /// VRAM frames that have their memory.
+    pub(super) fn vram_in_use(&self) -> u64 {
+        u64::from(self.vram.capacity()) - self.sizes.parked.len() as u64
     }
 
     fn has_size(&self, tier: Tier) -> bool {
@@ -217,7 +226,10 @@ impl Engine {
     }
 
     fn park_frames(&mut self, now: u64, outbox: &mut Outbox) {
-        let wanted = self.vram.capacity().saturating_sub(self.sizes.vram_target) as usize;
+        // Maps that were admitted before get the frames they were admitted for.
+        let target = u64::from(self.sizes.vram_target).max(self.promised_pages());
+        let wanted = u64::from(self.vram.capacity()).saturating_sub(target);
+        let wanted = usize::try_from(wanted).expect("at most the capacity");
         // Frames that clients have been asked for come back through here.
         while self.sizes.parked.len() + self.vram.revoking_count() as usize + (self.downs as usize)
             < wanted
@@ -242,26 +254,37 @@ impl Engine {
     }
 
     /// A frame's memory was released or made anew, or could not be.
-    pub(super) fn frame_done(&mut self, frame: VramFrame, result: &Result<u64, TransferFault>) {
+    pub(super) fn frame_done(
+        &mut self,
+        frame: VramFrame,
+        result: &Result<u64, TransferFault>,
+        outbox: &mut Outbox,
+    ) {
+        if let Err(fault @ TransferFault::Device(DeviceFault::Lost { .. })) = result {
+            self.device_lost = true;
+            self.fail_all(fault, outbox);
+        }
         let parking = self.sizes.parked.remove(&frame).expect("only parked frames are moved so");
         match (parking, result) {
-            (Parking::Releasing, Ok(_)) => {
+            // Out of use either way, even if the device did not take its memory.
+            (Parking::Releasing, Ok(_) | Err(_)) => {
                 self.sizes.parked.insert(frame, Parking::Parked);
             }
-            // It has its memory: what failed was giving it away, or it is here again.
-            (Parking::Releasing, Err(_)) | (Parking::Restoring, Ok(_)) => {
-                self.vram.unseen_again(frame);
-            }
-            // No memory for it: the tier stays smaller.
+            (Parking::Restoring, Ok(_)) => self.vram.unseen_again(frame),
             (Parking::Restoring, Err(_)) => {
                 self.sizes.parked.insert(frame, Parking::Parked);
-                self.sizes.vram_target -= 1;
+                // No memory for it: the tier stays smaller, unless it is to be that small by now.
+                let out = self.sizes.parked.values().filter(|p| **p != Parking::Restoring).count();
+                let out = u32::try_from(out).expect("bounded by the frames");
+                let most = self.vram.capacity() - out;
+                self.sizes.vram_target = self.sizes.vram_target.min(most);
+                self.bounds_changed = true;
             }
             (Parking::Parked, _) => unreachable!("nothing was in flight"),
         }
     }
 
-    fn end_resize(&mut self, id: PendingId, reply: Reply, outbox: &mut Outbox) {
+    pub(super) fn end_resize(&mut self, id: PendingId, reply: Reply, outbox: &mut Outbox) {
         let (session, request) = self.abandon_resize(id);
         outbox.push(Command::Reply { session, request, reply });
     }

@@ -63,6 +63,23 @@ impl Engine {
         outbox.push(Command::Reply { session, request, reply });
     }
 
+    /// Refuses maps in the queue that the quotas and tiers of now can never admit.
+    pub(super) fn refuse_impossible(&mut self, outbox: &mut Outbox) {
+        let cap = self.mapped_pages_max();
+        for id in self.queue.iter().copied().collect::<Vec<_>>() {
+            let PendingMap { session, spans, .. } = &self.pending[&id];
+            let asked = distinct_pages(spans);
+            let possible = if asked > u64::from(cap) {
+                Err(refusal::over_capacity(asked, cap))
+            } else {
+                self.check_mapped(*session, spans, asked)
+            };
+            if let Err(refused) = possible {
+                self.refuse_pending(id, refused, outbox);
+            }
+        }
+    }
+
     /// Refuses maps whose time is up.
     pub(super) fn expire(&mut self, now: u64, outbox: &mut Outbox) {
         while let Some((deadline, id)) = self.deadlines.first().copied() {
