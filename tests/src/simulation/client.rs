@@ -57,10 +57,22 @@ pub(super) enum Asked {
     Free(AllocationId),
     /// A mapping.
     Map(Vec<PageRange>, Access),
+    /// A flush.
+    Flush(Vec<PageRange>),
+    /// The size of a tier.
+    SetTier,
     /// The last request.
     Bye,
     /// Anything with a reply that says nothing.
     Other,
+}
+
+impl Asked {
+    /// Whether the reply may have to wait, and others may overtake it.
+    #[must_use]
+    pub(super) fn waits(&self) -> bool {
+        matches!(self, Asked::Map(..) | Asked::Flush(_) | Asked::SetTier)
+    }
 }
 
 /// What comes from the daemon, in order.
@@ -163,7 +175,7 @@ impl Client {
     pub(super) fn waiting(&self) -> impl Iterator<Item = (&[PageRange], Access)> {
         self.asked.values().filter_map(|asked| match asked {
             Asked::Map(ranges, access) => Some((&ranges[..], *access)),
-            Asked::Allocate { .. } | Asked::Free(_) | Asked::Bye | Asked::Other => None,
+            _ => None,
         })
     }
 
@@ -172,7 +184,13 @@ impl Client {
     pub(super) fn uses(&self, allocation: AllocationId) -> bool {
         let mut held = self.mappings.values().flat_map(|held| &held.pages);
         let mut waited = self.waiting().flat_map(|(ranges, _)| ranges);
-        held.any(|(id, _)| *id == allocation) || waited.any(|r| r.allocation == allocation)
+        let mut flushed = self.asked.values().filter_map(|asked| match asked {
+            Asked::Flush(ranges) => Some(ranges),
+            _ => None,
+        });
+        held.any(|(id, _)| *id == allocation)
+            || waited.any(|r| r.allocation == allocation)
+            || flushed.any(|ranges| ranges.iter().any(|r| r.allocation == allocation))
     }
 }
 

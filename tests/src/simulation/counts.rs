@@ -68,7 +68,7 @@ impl Counts {
         assert!(old.is_none(), "{tag:?} is used twice");
     }
 
-    pub(super) fn completed(&mut self, tag: Tag, result: &Result<u64, TransferFault>) {
+    pub(super) fn completed(&mut self, tag: Tag, result: &Result<u64, TransferFault>) -> Hop {
         let hop = self.flying.remove(&tag).expect("transfers end once");
         let bytes = match hop {
             Hop::ReadFile { length, target, .. } => {
@@ -90,7 +90,12 @@ impl Counts {
                 self.in_vram.insert(source, self.page_size);
                 self.page_size
             }
-            Hop::Zero { target } | Hop::Release { target } | Hop::Restore { target } => {
+            // No page's bytes; what fails here no client is told.
+            Hop::Release { .. } | Hop::Restore { .. } => {
+                self.hops.entry(name(hop)).or_default().pages += 1;
+                return hop;
+            }
+            Hop::Zero { target } => {
                 self.in_vram.insert(target, self.page_size);
                 self.page_size
             }
@@ -108,6 +113,7 @@ impl Counts {
                 assert!(self.faults.contains(&code), "{fault}, and nothing went wrong");
             }
         }
+        hop
     }
 
     pub(super) fn map_granted(&mut self, waited_us: u64) {

@@ -77,7 +77,7 @@ impl World {
         match self.seats[seat] {
             Some(session) => self.act(session),
             None => {
-                self.seats[seat] = self.open_session(place.domain);
+                self.seats[seat] = self.open_session(place.domain, place.gid, place.admin);
                 if let Some(session) = self.seats[seat] {
                     self.clients.insert(session, Client::new(seat, place.kind, place.domain));
                 }
@@ -189,9 +189,8 @@ impl World {
                 let asked = client.asked.remove(&request);
                 let asked = asked
                     .unwrap_or_else(|| panic!("{session:?} never asked {request:?}: {reply:?}"));
-                let is_map = |asked: &Asked| matches!(asked, Asked::Map(..));
-                let overtakes = client.asked.range(..request).any(|(_, asked)| !is_map(asked));
-                assert!(is_map(&asked) || !overtakes, "{reply:?} is out of order");
+                let overtakes = client.asked.range(..request).any(|(_, asked)| !asked.waits());
+                assert!(asked.waits() || !overtakes, "{reply:?} is out of order");
                 self.answered(session, asked, reply);
             }
         }
@@ -219,11 +218,14 @@ impl World {
                 Asked::Allocate { .. }
                 | Asked::Map(..)
                 | Asked::Free(_)
+                | Asked::Flush(_)
+                | Asked::SetTier
                 | Asked::Bye
                 | Asked::Other,
                 Reply::Refused(_),
             )
-            | (Asked::Other, Reply::Done | Reply::Stats(_)) => {}
+            | (Asked::Flush(_) | Asked::SetTier, Reply::Done)
+            | (Asked::Other, Reply::Done | Reply::Stats(_) | Reply::Quotas(_)) => {}
             (asked, reply) => panic!("{reply:?} answers {asked:?} of {session:?}"),
         }
     }
@@ -264,10 +266,15 @@ impl World {
 
     /// Frames are mapped by a process, or no longer.
     pub(super) fn count_held(&mut self, held: &Held, more: bool) {
-        let counts = &mut self.machine.borrow_mut().held;
+        let machine = &mut *self.machine.borrow_mut();
+        let writes = held.access != Access::Read;
         for frame in &held.frames {
-            let count = &mut counts[frame.0 as usize];
-            *count = if more { *count + 1 } else { *count - 1 };
+            let index = frame.0 as usize;
+            let count = |count: u32| if more { count + 1 } else { count - 1 };
+            machine.held[index] = count(machine.held[index]);
+            if writes {
+                machine.written[index] = count(machine.written[index]);
+            }
         }
     }
 

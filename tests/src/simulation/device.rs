@@ -83,12 +83,13 @@ impl VirtualDevice {
                 Err(DeviceFault::Lost { reason: "it fell off the bus" })
             } else {
                 check_held(machine, op);
-                if machine.errs(Mutant::CompletionEarly) {
+                let result = frame_fault(machine, op);
+                if result.is_ok() && machine.errs(Mutant::CompletionEarly) {
                     self.late.start(machine.now + 2000, flight);
-                } else {
+                } else if result.is_ok() {
                     finish(machine, &flight);
                 }
-                Ok(())
+                result
             };
             release(machine, op);
             self.done.push(DeviceDone { tag, result });
@@ -138,9 +139,30 @@ fn check_held(machine: &Machine, op: DeviceOp) {
         DeviceOp::Up { target, .. } | DeviceOp::Zero { target } => {
             machine.assert_not_held(target.0, "overwritten");
         }
-        DeviceOp::Down { source, .. } => machine.assert_not_held(source.0, "emptied"),
-        DeviceOp::Release { .. } | DeviceOp::Restore { .. } => not_resized(),
+        DeviceOp::Down { source, .. } => machine.assert_not_written(source.0),
+        DeviceOp::Release { target } => machine.assert_not_held(target.0, "released"),
+        DeviceOp::Restore { .. } => return,
     }
+    let (DeviceOp::Up { target: frame, .. }
+    | DeviceOp::Down { source: frame, .. }
+    | DeviceOp::Zero { target: frame }
+    | DeviceOp::Release { target: frame }
+    | DeviceOp::Restore { target: frame }) = op;
+    assert!(!machine.released[frame.0 as usize], "{frame:?} has no memory, and {op:?}");
+}
+
+/// What may go wrong with a frame's memory.
+fn frame_fault(machine: &mut Machine, op: DeviceOp) -> Result<(), DeviceFault> {
+    let (frame, call, fault) = match op {
+        DeviceOp::Release { target } => (target, "release", Fault::ReleaseFailed),
+        DeviceOp::Restore { target } => (target, "restore", Fault::RestoreFailed),
+        DeviceOp::Up { .. } | DeviceOp::Down { .. } | DeviceOp::Zero { .. } => return Ok(()),
+    };
+    if machine.faults.strikes(fault) {
+        let source = nix::errno::Errno::ENOMEM;
+        return Err(DeviceFault::Frame { frame: frame.0, call, source });
+    }
+    Ok(())
 }
 
 /// Claims the frames; answers the source's bytes if they are read at once.
@@ -164,7 +186,10 @@ fn claim(machine: &mut Machine, op: DeviceOp, early: bool) -> Option<Vec<u8>> {
             }
             None
         }
-        DeviceOp::Release { .. } | DeviceOp::Restore { .. } => not_resized(),
+        DeviceOp::Release { target } | DeviceOp::Restore { target } => {
+            machine.vram.claim_write(target.0);
+            None
+        }
     }
 }
 
@@ -183,12 +208,10 @@ fn release(machine: &mut Machine, op: DeviceOp) {
                 machine.vram.release(target.0);
             }
         }
-        DeviceOp::Release { .. } | DeviceOp::Restore { .. } => not_resized(),
+        DeviceOp::Release { target } | DeviceOp::Restore { target } => {
+            machine.vram.release(target.0);
+        }
     }
-}
-
-fn not_resized() -> ! {
-    unreachable!("no client of the simulation resizes tiers")
 }
 
 fn begin(machine: &Machine, shift: u32) -> usize {
@@ -217,6 +240,14 @@ fn finish(machine: &mut Machine, flight: &Flight) {
                 machine.vram.bytes_mut(target.0).fill(0);
             }
         }
-        DeviceOp::Release { .. } | DeviceOp::Restore { .. } => not_resized(),
+        // Garbage either way: what a frame comes back with is nobody's.
+        DeviceOp::Release { target } => {
+            machine.vram.poison(target.0);
+            machine.released[target.0 as usize] = true;
+        }
+        DeviceOp::Restore { target } => {
+            machine.vram.poison(target.0);
+            machine.released[target.0 as usize] = machine.has(Mutant::RestoreLost);
+        }
     }
 }

@@ -52,6 +52,10 @@ faults! {
     DiskFull = "disk full",
     /// The device is lost for good.
     DeviceLost = "device lost",
+    /// The device does not take a frame's memory back.
+    ReleaseFailed = "frame not released",
+    /// There is no memory for a frame that should be used again.
+    RestoreFailed = "frame not restored",
     /// A frame can't be exported: the session is broken off.
     ExportFailed = "export failed",
     /// A client never gives a frame back.
@@ -162,6 +166,7 @@ fn usual_rate(fault: Fault) -> u64 {
         Fault::QueueFull => 10,
         Fault::DiskFull => 100,
         Fault::DeviceLost => 4000,
+        Fault::ReleaseFailed | Fault::RestoreFailed => 10,
         Fault::ExportFailed => 200,
         Fault::RevokeIgnored | Fault::RevokeLate | Fault::RevokeFalse => 5,
         Fault::TickLate => 4,

@@ -6,13 +6,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use lapis_proto::code::Code;
-use lapis_proto::message::{Mapped, PageRange, Refused};
-use lapisd::engine::event::{Command, Event, Reply, Request};
+use lapis_proto::message::{Access, PageRange, Quota, Tier};
+use lapisd::engine::event::{Event, Hop, Request};
 use lapisd::engine::ids::{AllocationId, Domain, MappingId, RequestId, SessionId, VramFrame};
 use lapisd::engine::limits::Limits;
 
 use super::counts::Counts;
 use super::rules::{self, Verdict};
+use super::shares::{Owner, Shares};
+use super::tiers::Tiers;
+
+mod replies;
 
 /// A page, told apart from every other that ever was: which backing, which page.
 pub(super) type PageId = (u64, u32);
@@ -38,6 +42,10 @@ pub(super) struct Granted {
     pub(super) ranges: Vec<PageRange>,
     /// Where, page by page.
     pub(super) frames: Vec<VramFrame>,
+    /// For what.
+    pub(super) access: Access,
+    /// When it was asked for.
+    since: u64,
     pages: Vec<PageId>,
 }
 
@@ -46,6 +54,10 @@ pub(super) struct Granted {
 pub(super) struct Session {
     /// Its trust domain.
     pub(super) domain: Domain,
+    /// Its group.
+    gid: u32,
+    /// It may change tiers and quotas.
+    pub(super) admin: bool,
     /// Its connection stands.
     pub(super) open: bool,
     /// It said bye, and that was accepted.
@@ -71,15 +83,49 @@ struct Owed {
 /// What of a request its reply is checked against.
 #[derive(Debug)]
 enum Asked {
-    Allocate { pages: u64 },
-    OpenFile { pages: u64, range: SharedRange },
+    Allocate {
+        pages: u64,
+    },
+    OpenFile {
+        pages: u64,
+        range: SharedRange,
+    },
     Free(AllocationId),
-    Map { ranges: Vec<PageRange>, deadline: u64, wait_us: u64 },
+    Map {
+        ranges: Vec<PageRange>,
+        access: Access,
+        deadline: u64,
+        wait_us: u64,
+    },
+    Flush {
+        ranges: Vec<PageRange>,
+        deadline: u64,
+    },
+    SetTier {
+        tier: Tier,
+        deadline: u64,
+        wait_us: u64,
+    },
+    SetQuota(Quota),
+    ListQuotas,
     Unmap(Vec<MappingId>),
     Revoked(Vec<VramFrame>),
     Bye,
     Stat,
-    Prefetch,
+    /// What is answered at once, with nothing to check.
+    Hint,
+}
+
+impl Asked {
+    /// When it is refused at the latest, if it may have to wait.
+    fn deadline(&self) -> Option<u64> {
+        match self {
+            Asked::Map { deadline, .. }
+            | Asked::Flush { deadline, .. }
+            | Asked::SetTier { deadline, .. } => Some(*deadline),
+            _ => None,
+        }
+    }
 }
 
 /// The engine's account, kept by somebody else.
@@ -91,6 +137,12 @@ pub(super) struct Ledger {
     sessions: BTreeMap<SessionId, Session>,
     owed: BTreeMap<(SessionId, RequestId), Owed>,
     deadlines: BTreeSet<(u64, SessionId, RequestId)>,
+    /// Quotas.
+    pub(super) shares: Shares,
+    /// Maps asked for after this keep within the quotas, together.
+    quotas_rule_from_us: u64,
+    /// Sizes.
+    pub(super) tiers: Tiers,
     /// Live file ranges: backing and allocations.
     shared: BTreeMap<SharedRange, (u64, u32)>,
     /// Mapped pages: frame and mappings.
@@ -108,6 +160,9 @@ impl Ledger {
     pub(super) fn new(limits: Limits, calm: bool) -> Self {
         Self {
             counts: Counts::new(limits.page_size),
+            shares: Shares::new(limits.page_size),
+            tiers: Tiers::new(&limits),
+            quotas_rule_from_us: 0,
             limits,
             calm,
             sessions: BTreeMap::new(),
@@ -132,9 +187,13 @@ impl Ledger {
         self.sessions.get(&session)
     }
 
-    /// Live allocations.
-    pub(super) fn allocations(&self) -> impl Iterator<Item = &Allocated> {
-        self.sessions.values().flat_map(|session| session.allocations.values())
+    /// Maps that a session waits for.
+    #[must_use]
+    pub(super) fn maps_waiting(&self, session: SessionId) -> usize {
+        let from = (session, RequestId(0));
+        let of_session = self.owed.range(from..).take_while(|(key, _)| key.0 == session);
+        let map = |owed: &Owed| matches!(owed.what, Asked::Map { .. });
+        of_session.filter(|(_, owed)| map(owed) && owed.verdict.may_be_granted()).count()
     }
 
     /// Mappings of live sessions.
@@ -143,12 +202,49 @@ impl Ledger {
         self.sessions.values().map(|session| session.mappings.len()).sum()
     }
 
-    /// Ranges of maps that a session waits for.
+    /// Whom a session's own pages are charged to.
+    #[must_use]
+    pub(super) fn owner(&self, id: SessionId) -> Owner {
+        let session = &self.sessions[&id];
+        Owner { domain: session.domain, gid: session.gid, session: Some(id) }
+    }
+
+    /// Whether a session waits for anything.
+    #[must_use]
+    pub(super) fn waits(&self, session: SessionId) -> bool {
+        let from = (session, RequestId(0));
+        let mut of_session = self.owed.range(from..).take_while(|(key, _)| key.0 == session);
+        of_session.any(|(_, owed)| owed.what.deadline().is_some() && owed.verdict.may_be_granted())
+    }
+
+    /// Anonymous backings, each with its pages.
+    #[must_use]
+    pub(super) fn anonymous(&self) -> Vec<(u64, u32)> {
+        let all = self.sessions.values().flat_map(|session| session.allocations.values());
+        all.filter(|allocation| !allocation.file).map(|a| (a.backing, a.pages)).collect()
+    }
+
+    /// The distinct pages of ranges of a session's allocations.
+    #[must_use]
+    pub(super) fn pages_of(session: &Session, ranges: &[PageRange]) -> Vec<PageId> {
+        let pages = ranges.iter().flat_map(|range| {
+            let backing = session.allocations[&range.allocation].backing;
+            (range.first..range.first + range.count).map(move |page| (backing, page))
+        });
+        let pages: BTreeSet<_> = pages.collect();
+        pages.into_iter().collect()
+    }
+
+    /// Ranges of maps and flushes that a session waits for.
     pub(super) fn waiting(&self, session: SessionId) -> impl Iterator<Item = &[PageRange]> {
         let from = (session, RequestId(0));
         let of_session = self.owed.range(from..).take_while(move |(key, _)| key.0 == session);
         of_session.filter_map(|(_, owed)| match &owed.what {
-            Asked::Map { ranges, .. } if owed.verdict.may_be_granted() => Some(&ranges[..]),
+            Asked::Map { ranges, .. } | Asked::Flush { ranges, .. }
+                if owed.verdict.may_be_granted() =>
+            {
+                Some(&ranges[..])
+            }
             _ => None,
         })
     }
@@ -157,9 +253,11 @@ impl Ledger {
     pub(super) fn before(&mut self, event: &Event, now: u64, device_lost: bool) {
         self.fault = None;
         match event {
-            Event::SessionOpened { session, domain, .. } => {
+            Event::SessionOpened { session, domain, gid, admin } => {
                 let new = Session {
                     domain: *domain,
+                    gid: *gid,
+                    admin: *admin,
                     open: true,
                     said_bye: false,
                     allocations: BTreeMap::new(),
@@ -180,7 +278,10 @@ impl Ledger {
             }
             Event::TransferDone { tag, result } => {
                 self.fault = result.as_ref().err().map(|fault| fault.wire().0);
-                self.counts.completed(*tag, result);
+                let hop = self.counts.completed(*tag, result);
+                if let Hop::Restore { target } = hop {
+                    self.tiers.restored(target, result.is_ok());
+                }
             }
             Event::Tick => {}
         }
@@ -197,7 +298,7 @@ impl Ledger {
         let Some(state) = self.sessions.get(&session).filter(|state| state.open) else { return };
         let domain = state.domain;
         let verdict = rules::judge(self, session, body, device_lost);
-        let page_size = self.limits.page_size;
+        let (page_size, longest) = (self.limits.page_size, self.limits.map_wait_us_max);
         let what = match body {
             Request::Allocate { size } => Asked::Allocate { pages: size.div_ceil(page_size) },
             Request::OpenFile { identity, offset, length, .. } => Asked::OpenFile {
@@ -206,24 +307,31 @@ impl Ledger {
             },
             Request::Free(id) => Asked::Free(*id),
             Request::Map(map) => {
-                let longest = self.limits.map_wait_us_max;
                 let wait = if map.wait_us == 0 { longest } else { map.wait_us.min(longest) };
+                let (ranges, access) = (map.ranges.clone(), map.access);
                 let deadline = now.saturating_add(wait);
-                self.deadlines.insert((deadline, session, request));
-                Asked::Map { ranges: map.ranges.clone(), deadline, wait_us: map.wait_us }
+                Asked::Map { ranges, access, deadline, wait_us: map.wait_us }
             }
             Request::Unmap(ids) => Asked::Unmap(ids.clone()),
-            Request::Prefetch(_) => Asked::Prefetch,
-            Request::CancelPrefetch(_)
-            | Request::Advise(_)
-            | Request::Flush(_)
-            | Request::SetQuota(_)
-            | Request::ListQuotas
-            | Request::SetTier(_) => unreachable!("no client of the simulation asks for this"),
+            Request::Prefetch(_) | Request::CancelPrefetch(_) | Request::Advise(_) => Asked::Hint,
+            Request::Flush(flush) => {
+                let deadline = now.saturating_add(flush.wait_us.clamp(1, longest));
+                Asked::Flush { ranges: flush.ranges.clone(), deadline }
+            }
+            Request::SetQuota(quota) => Asked::SetQuota(*quota),
+            Request::ListQuotas => Asked::ListQuotas,
+            Request::SetTier(set) => {
+                self.tiers.consider(set);
+                let deadline = now.saturating_add(set.wait_us.clamp(1, longest));
+                Asked::SetTier { tier: set.tier, deadline, wait_us: set.wait_us }
+            }
             Request::Stat => Asked::Stat,
             Request::Bye => Asked::Bye,
             Request::Revoked(frames) => Asked::Revoked(frames.clone()),
         };
+        if let Some(deadline) = what.deadline() {
+            self.deadlines.insert((deadline, session, request));
+        }
         let owed = Owed { verdict, what, since: now };
         let old = self.owed.insert((session, request), owed);
         assert!(old.is_none(), "the simulation uses {request:?} of {session:?} twice");
@@ -268,202 +376,5 @@ impl Ledger {
                 self.mapped.remove(page);
             }
         }
-    }
-
-    /// The engine gave a command.
-    pub(super) fn obeyed(&mut self, command: &Command, now: u64) {
-        match command {
-            Command::Reply { session, request, reply } => {
-                self.replied(*session, *request, reply, now);
-            }
-            Command::Export { session, request, frames } => {
-                assert!(
-                    self.owed.contains_key(&(*session, *request)),
-                    "frames are sent for {request:?} of {session:?}, to which no reply is due"
-                );
-                self.exported(*session, frames);
-            }
-            Command::Revoke { session, frames } => {
-                let state = self.sessions.get(session).filter(|state| state.open);
-                let state = state.expect("only open sessions are asked");
-                for frame in frames {
-                    assert!(state.imported.contains(frame), "{session:?} has no {frame:?}");
-                    assert!(
-                        !self.mapped.values().any(|(mapped, _)| mapped == frame),
-                        "{frame:?} is asked back while mapped"
-                    );
-                }
-            }
-            Command::Transfer { tag, hop } => self.counts.started(*tag, *hop),
-            Command::CloseFile(_) => {}
-        }
-    }
-
-    fn exported(&mut self, id: SessionId, frames: &[VramFrame]) {
-        let domain = self.sessions[&id].domain;
-        for frame in frames {
-            let foreign = self
-                .sessions
-                .iter()
-                .find(|(_, session)| session.domain != domain && session.imported.contains(frame));
-            assert!(foreign.is_none(), "{frame:?} goes to {id:?}, and others have it");
-            let session = self.sessions.get_mut(&id).expect("looked up above");
-            assert!(session.open, "{frame:?} goes to {id:?}, which is closed");
-            assert!(session.imported.insert(*frame), "{frame:?} is sent to {id:?} twice");
-        }
-    }
-
-    fn replied(&mut self, id: SessionId, request: RequestId, reply: &Reply, now: u64) {
-        let owed = self.owed.remove(&(id, request));
-        let Some(Owed { verdict, what, since }) = owed else {
-            panic!("{reply:?} answers {request:?} of {id:?}, to which no reply is due");
-        };
-        if let Asked::Map { deadline, .. } = &what {
-            self.deadlines.remove(&(*deadline, id, request));
-        }
-        match (reply, what) {
-            (Reply::Refused(refused), what) => {
-                self.check_refusal(refused, &verdict, &what, now.saturating_sub(since));
-            }
-            (reply, what) => {
-                assert!(verdict.may_be_granted(), "{reply:?} should be one of {verdict:?}");
-                self.granted(id, reply, what, now - since);
-            }
-        }
-    }
-
-    fn check_refusal(&self, refused: &Refused, verdict: &Verdict, what: &Asked, waited: u64) {
-        let is_map = matches!(what, Asked::Map { .. });
-        let failed = is_map && verdict.may_be_granted() && self.fault == Some(refused.code);
-        assert!(failed || verdict.allows(refused.code), "{refused} is none of {verdict:?}");
-        if let (Asked::Map { wait_us, .. }, Code::TimedOut) = (what, refused.code) {
-            let at_once = *wait_us == 0 && waited == 0;
-            assert!(!self.calm || at_once, "{refused}, after {waited} us of a calm run");
-        }
-    }
-
-    fn granted(&mut self, id: SessionId, reply: &Reply, what: Asked, waited: u64) {
-        let session = self.sessions.get_mut(&id).expect("replies are due to open sessions");
-        match (reply, what) {
-            (Reply::Done, Asked::Free(allocation)) => {
-                let freed = session.allocations.remove(&allocation).expect("judged to be there");
-                self.released(freed);
-            }
-            (Reply::Done, Asked::Unmap(ids)) => {
-                for mapping in ids {
-                    let session = self.sessions.get_mut(&id).expect("looked up above");
-                    let ended = session.mappings.remove(&mapping).expect("judged to be there");
-                    self.unmapped(&ended);
-                }
-            }
-            (Reply::Done, Asked::Revoked(frames)) => {
-                session.imported.retain(|frame| !frames.contains(frame));
-            }
-            (Reply::Done, Asked::Bye) => {
-                session.said_bye = true;
-                session.imported.clear();
-            }
-            (Reply::Done, Asked::Prefetch) => {}
-            (Reply::Stats(stats), Asked::Stat) => {
-                let own = (session.maps, session.stalled_us);
-                self.counts.check(stats, own);
-                self.check_stats(stats);
-            }
-            (Reply::Allocated { allocation, pages }, Asked::Allocate { pages: asked }) => {
-                assert!(u64::from(*pages) == asked, "{pages} pages instead of {asked}");
-                self.last_backing += 1;
-                let backing = self.last_backing;
-                let new = Allocated { pages: *pages, file: false, backing };
-                session.allocations.insert(*allocation, new);
-            }
-            (Reply::Allocated { allocation, pages }, Asked::OpenFile { pages: asked, range }) => {
-                assert!(u64::from(*pages) == asked, "{pages} pages instead of {asked}");
-                self.last_backing += 1;
-                let entry = self.shared.entry(range).or_insert((self.last_backing, 0));
-                entry.1 += 1;
-                let new = Allocated { pages: *pages, file: true, backing: entry.0 };
-                session.allocations.insert(*allocation, new);
-            }
-            (Reply::Mapped(mapped), Asked::Map { ranges, .. }) => {
-                session.maps += 1;
-                session.stalled_us += waited;
-                self.counts.map_granted(waited);
-                self.enter_mapping(id, mapped, ranges, waited);
-            }
-            (reply, what) => panic!("{reply:?} answers {what:?}"),
-        }
-    }
-
-    fn enter_mapping(
-        &mut self,
-        id: SessionId,
-        mapped: &Mapped,
-        ranges: Vec<PageRange>,
-        waited: u64,
-    ) {
-        let session = &self.sessions[&id];
-        let pages: Vec<PageId> = ranges
-            .iter()
-            .flat_map(|range| {
-                let backing = session.allocations[&range.allocation].backing;
-                (range.first..range.first + range.count).map(move |page| (backing, page))
-            })
-            .collect();
-        assert!(mapped.frames.len() == pages.len(), "a frame a page: {mapped:?}");
-        assert!(mapped.waited_us == waited, "waited {waited} us: {mapped:?}");
-        let hits = mapped.hits_vram as usize + mapped.hits_ram as usize;
-        assert!(hits <= pages.len(), "more hits than pages: {mapped:?}");
-        for (page, frame) in pages.iter().zip(&mapped.frames) {
-            assert!(session.imported.contains(frame), "{frame:?} was never sent to {id:?}");
-            let entry = self.mapped.entry(*page).or_insert((*frame, 0));
-            assert!(entry.0 == *frame, "{page:?} is in {frame:?} and in {:?}", entry.0);
-            entry.1 += 1;
-        }
-        let cap = Limits::mapped_pages_of(self.limits.vram_frames) as usize;
-        assert!(self.mapped.len() <= cap, "{} pages mapped, {cap} at most", self.mapped.len());
-        let frames: BTreeSet<_> = self.mapped.values().map(|(frame, _)| *frame).collect();
-        assert!(frames.len() == self.mapped.len(), "a frame is mapped as two pages");
-        let granted = Granted { ranges, frames: mapped.frames.clone(), pages };
-        let session = self.sessions.get_mut(&id).expect("looked up above");
-        let old = session.mappings.insert(mapped.mapping, granted);
-        assert!(old.is_none(), "{:?} is given twice", mapped.mapping);
-    }
-
-    fn check_stats(&self, stats: &lapis_proto::message::Stats) {
-        let found = (stats.sessions, stats.allocations, stats.mappings);
-        let count = |n: usize| u32::try_from(n).expect("few");
-        let expected = (
-            count(self.sessions.len()),
-            count(self.allocations().count()),
-            count(self.mappings_count()),
-        );
-        assert!(found == expected, "sessions, allocations, mappings: {found:?}, {expected:?}");
-        for (tier, frames) in [
-            (&stats.vram, self.limits.vram_frames),
-            (&stats.ram, self.limits.ram_frames),
-            (&stats.nvme, self.limits.spill_slots),
-        ] {
-            let capacity = u64::from(frames) * self.limits.page_size;
-            assert!(tier.capacity == capacity && tier.used <= capacity, "{tier:?}");
-            // Pages that maps are admitted for are pinned before they have a frame.
-            assert!(tier.pinned <= capacity, "{tier:?}: more pinned than there is");
-        }
-    }
-
-    /// An event was handled: every reply that is due by now has been given.
-    pub(super) fn after(&self, now: u64, next_deadline: Option<u64>) {
-        if let Some(((session, request), owed)) =
-            self.owed.iter().find(|(_, owed)| !matches!(owed.what, Asked::Map { .. }))
-        {
-            panic!("no reply to {request:?} of {session:?}: {:?}", owed.what);
-        }
-        let first = self.deadlines.first().map(|(deadline, _, _)| *deadline);
-        assert!(first.is_none_or(|first| first > now), "a map waits beyond its deadline");
-        assert!(
-            first.is_none_or(|first| next_deadline.is_some_and(|next| next <= first)),
-            "no tick is asked for at {first:?}, but at {next_deadline:?}"
-        );
-        let in_future = next_deadline.is_none_or(|next| next > now);
-        assert!(in_future, "a tick is asked for in the past: {next_deadline:?} at {now}");
     }
 }

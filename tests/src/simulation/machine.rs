@@ -27,6 +27,10 @@ pub(super) struct Machine {
     pub(super) held: Vec<u32>,
     /// Files and spill.
     pub(super) disk: Disk,
+    /// Of these, mappings for writing.
+    pub(super) written: Vec<u32>,
+    /// VRAM frames whose memory was given back.
+    pub(super) released: Vec<bool>,
     /// The device is gone.
     pub(super) device_lost: bool,
     /// What goes wrong.
@@ -51,6 +55,8 @@ impl Machine {
             ram: Frames::new("RAM", limits.ram_frames, frame_size),
             vram: Frames::new("VRAM", limits.vram_frames, page_size),
             held: vec![0; limits.vram_frames as usize],
+            written: vec![0; limits.vram_frames as usize],
+            released: vec![false; limits.vram_frames as usize],
             disk: Disk::new(scenario.seed, &scenario.files, limits.spill_slots, page_size),
             device_lost: false,
             faults: Faults::new(scenario.seed, scenario.calm),
@@ -70,12 +76,20 @@ impl Machine {
         self.has(mutant) && self.mutant_random.one_in(50)
     }
 
-    /// A VRAM frame is about to be overwritten, or copied for the page to leave it.
+    /// A VRAM frame is about to be overwritten or released.
     ///
     /// # Panics
     /// If a process has it mapped.
     pub(super) fn assert_not_held(&self, frame: u32, why: &str) {
         assert_eq!(self.held[frame as usize], 0, "VRAM frame {frame} is {why} while mapped");
+    }
+
+    /// A VRAM frame is about to be copied.
+    ///
+    /// # Panics
+    /// If a process may write to it meanwhile.
+    pub(super) fn assert_not_written(&self, frame: u32) {
+        assert_eq!(self.written[frame as usize], 0, "VRAM frame {frame} is copied while written");
     }
 }
 

@@ -6,7 +6,8 @@
 //!        |  ^
 //!  world, delivery         network, sockets, processes: the server's part, with delays
 //!        |  ^
-//!    ledger, rules, counts watch every event and command at the engine's border
+//!    ledger, rules, counts, shares, tiers
+//!        |  ^              watch every event and command at the engine's border
 //!        |  ^
 //!  [ engine, transfer ]    under test
 //!        |  ^
@@ -15,7 +16,8 @@
 //! `truth` knows what every byte should be. A broken rule panics; [`run_seed`] turns that into a [`Failure`].
 //!
 //! To add an operation: a row of the table and an arm in `operations`; a new kind of request also has an arm in
-//! `rules` (what it may be answered with) and in `ledger` (what its reply changes). To add a fault: a line in `faults`,
+//! `rules` (what it may be answered with) and in `ledger` (what its reply changes). `shares` and `tiers` are the naive
+//! models of quotas and of the tiers' sizes. To add a fault: a line in `faults`,
 //! and the place where it strikes. To plant a bug: a line in `mutant`, and the place where it shows.
 //!
 //! See `docs/testing.md`.
@@ -46,8 +48,11 @@ mod operations;
 mod random;
 pub mod report;
 mod rules;
+mod sayings;
 mod scenario;
+mod shares;
 mod store;
+mod tiers;
 mod trace;
 mod truth;
 mod world;

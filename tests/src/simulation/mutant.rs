@@ -71,6 +71,10 @@ mutants! {
     RevokeAssumed = "revoke-assumed",
     /// Server: a closed connection is taken for a dead process.
     HangupTakenForDeath = "hangup-taken-for-death",
+    /// Server: everybody is taken for an administrator.
+    EverybodyAdministers = "everybody-administers",
+    /// Device: a frame is reported to have its memory again, and has none.
+    RestoreLost = "restore-lost",
     /// Server: the engine is never told that a deadline passed.
     TickLost = "tick-lost",
 }

@@ -19,6 +19,12 @@ pub(super) enum Operation {
     Unmap,
     Touch,
     Prefetch,
+    Cancel,
+    Advise,
+    Flush,
+    SetQuota,
+    ListQuotas,
+    SetTier,
     Stat,
     Bye,
     Hangup,
@@ -28,8 +34,8 @@ pub(super) enum Operation {
 }
 
 use Operation::{
-    Allocate, Bye, Free, Garbage, Hangup, Kill, Map as MapPages, OpenFile, Prefetch, Scribble,
-    Stat, Touch, Unmap,
+    Advise, Allocate, Bye, Cancel, Flush, Free, Garbage, Hangup, Kill, ListQuotas, Map as MapPages,
+    OpenFile, Prefetch, Scribble, SetQuota, SetTier, Stat, Touch, Unmap,
 };
 
 /// How often each kind of client does it. A new operation is a row here and an arm below.
@@ -43,6 +49,12 @@ const TABLE: &[(Operation, [u64; 6])] = &[
     (Unmap, [15, 3, 4, 4, 10, 10]),
     (Touch, [12, 8, 8, 0, 8, 8]),
     (Prefetch, [8, 8, 6, 3, 8, 8]),
+    (Cancel, [2, 2, 2, 1, 2, 2]),
+    (Advise, [3, 3, 3, 1, 3, 3]),
+    (Flush, [4, 3, 4, 1, 4, 4]),
+    (SetQuota, [2, 2, 2, 1, 2, 2]),
+    (ListQuotas, [2, 2, 2, 1, 2, 2]),
+    (SetTier, [2, 2, 2, 1, 2, 2]),
     (Stat, [2, 2, 2, 1, 2, 2]),
     (Bye, [1, 1, 1, 0, 1, 1]),
     (Hangup, [0, 0, 0, 0, 1, 3]),
@@ -91,24 +103,21 @@ impl World {
             MapPages => self.map(session),
             Unmap => self.unmap_some(session),
             Touch => self.touch_one(session),
-            Prefetch => {
+            Prefetch | Cancel | Advise | Flush => {
                 let ranges = self.some_ranges(session, false);
                 if !ranges.is_empty() {
-                    self.send(
-                        session,
-                        Ask::Plain(Request::Prefetch(lapis_proto::message::Prefetch {
-                            ranges,
-                            priority: 0,
-                            within_us: 0,
-                        })),
-                        Asked::Other,
-                    );
+                    self.say(operation, session, ranges);
                 }
             }
+            SetQuota | SetTier if !self.scenario.administered => {}
+            SetQuota => self.set_quota(session),
+            SetTier => self.set_tier(session),
+            ListQuotas => self.send(session, Ask::Plain(Request::ListQuotas), Asked::Other),
             Stat => self.send(session, Ask::Plain(Request::Stat), Asked::Other),
             Bye => {
                 let client = &self.clients[&session];
-                if client.mappings.is_empty() && client.waiting().next().is_none() {
+                let waits = client.asked.values().any(Asked::waits);
+                if client.mappings.is_empty() && !waits {
                     self.say_bye(session);
                 }
             }
@@ -192,7 +201,7 @@ impl World {
         }
     }
 
-    fn wait_us(&mut self) -> u64 {
+    pub(super) fn wait_us(&mut self) -> u64 {
         if self.random.one_in(6) {
             0
         } else if self.scenario.calm {
@@ -355,16 +364,9 @@ impl World {
                 return;
             }
         };
-        if self.random.one_in(4) {
-            return self.send(
-                session,
-                Ask::Plain(Request::Prefetch(lapis_proto::message::Prefetch {
-                    ranges,
-                    priority: 0,
-                    within_us: 0,
-                })),
-                Asked::Other,
-            );
+        if self.random.one_in(2) {
+            let operation = self.random.pick(&[Prefetch, Cancel, Advise, Flush]);
+            return self.say(operation, session, ranges);
         }
         let access = self.random.pick(&[Access::Read, Access::Write, Access::Overwrite]);
         let wait_us = self.wait_us();

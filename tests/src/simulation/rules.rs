@@ -1,12 +1,15 @@
 //! What each request may be answered with: the documented refusals, as plainly as they can be written down.
 
 use lapis_proto::code::Code;
-use lapis_proto::message::{Access, Map, PAGES_PER_MAP_MAX, PageRange, RANGES_PER_REQUEST_MAX};
+use lapis_proto::message::{
+    Access, Flush, Map, PAGES_PER_MAP_MAX, PageRange, Quota, QuotaSubject, RANGES_PER_REQUEST_MAX,
+    SetTier, Tier,
+};
 use lapisd::engine::event::Request;
 use lapisd::engine::ids::{MappingId, SessionId, VramFrame};
 use lapisd::engine::limits::Limits;
 
-use super::ledger::{Ledger, Session};
+use super::ledger::{Ledger, PageId, Session};
 
 /// What a reply may be.
 #[derive(Debug, PartialEq, Eq)]
@@ -53,11 +56,13 @@ pub(super) fn judge(ledger: &Ledger, id: SessionId, body: &Request, device_lost:
         | Request::OpenFile { .. }
         | Request::Map(_)
         | Request::Prefetch(_)
+        | Request::Flush(_)
+        | Request::SetTier(_)
             if device_lost =>
         {
             lost()
         }
-        Request::Allocate { size } => allocate(ledger, session, *size),
+        Request::Allocate { size } => allocate(ledger, id, session, *size),
         Request::OpenFile { identity, offset, length, .. } => {
             open_file(ledger, session, identity.size, *offset, *length)
         }
@@ -81,15 +86,14 @@ pub(super) fn judge(ledger: &Ledger, id: SessionId, body: &Request, device_lost:
             Verdict::of(if bad { vec![Code::UnknownMapping] } else { Vec::new() }, &[])
         }
         Request::Prefetch(named) => Verdict::of(ranges(session, &named.ranges), &[]),
-        Request::CancelPrefetch(_)
-        | Request::Advise(_)
-        | Request::Flush(_)
-        | Request::SetQuota(_)
-        | Request::ListQuotas
-        | Request::SetTier(_) => unreachable!("no client of the simulation asks for this"),
-        Request::Stat => Verdict::of(Vec::new(), &[]),
+        Request::CancelPrefetch(named) => Verdict::of(ranges(session, named), &[]),
+        Request::Advise(named) => Verdict::of(ranges(session, &named.ranges), &[]),
+        Request::Flush(request) => flush(ledger, session, request),
+        Request::SetQuota(quota) => set_quota(ledger, session, quota),
+        Request::SetTier(request) => set_tier(ledger, session, request),
+        Request::Stat | Request::ListQuotas => Verdict::of(Vec::new(), &[]),
         Request::Bye => {
-            let busy = !session.mappings.is_empty() || ledger.waiting(id).next().is_some();
+            let busy = !session.mappings.is_empty() || ledger.waits(id);
             Verdict::of(if busy { vec![Code::InUse] } else { Vec::new() }, &[])
         }
         Request::Revoked(frames) => {
@@ -102,16 +106,104 @@ pub(super) fn judge(ledger: &Ledger, id: SessionId, body: &Request, device_lost:
     }
 }
 
-fn allocate(ledger: &Ledger, session: &Session, size: u64) -> Verdict {
-    let limits = &ledger.limits;
-    let pages = size.div_ceil(limits.page_size);
-    let anonymous: u64 = ledger.allocations().filter(|a| !a.file).map(|a| u64::from(a.pages)).sum();
+fn allocate(ledger: &Ledger, id: SessionId, session: &Session, size: u64) -> Verdict {
+    let pages = size.div_ceil(ledger.limits.page_size);
     let mut reasons = allocation_reasons(ledger, session, pages);
-    if anonymous + pages > limits.anonymous_pages_of(limits.ram_frames, limits.spill_slots) {
+    if anonymous_pages(ledger) + pages > anonymous_max(ledger) {
         reasons.push(Code::OutOfMemory);
     }
+    if !ledger.shares.allow_anonymous(ledger.owner(id), &ledger.anonymous(), pages) {
+        reasons.push(Code::OverQuota);
+    }
     // Pages of allocations that are gone may still be in use.
-    Verdict::of(reasons, &[Code::OutOfMemory, Code::TooMany])
+    Verdict::of(reasons, &[Code::OutOfMemory, Code::OverQuota, Code::TooMany])
+}
+
+fn anonymous_pages(ledger: &Ledger) -> u64 {
+    ledger.anonymous().iter().map(|(_, pages)| u64::from(*pages)).sum()
+}
+
+fn anonymous_max(ledger: &Ledger) -> u64 {
+    let (ram, slots) = ledger.tiers.below();
+    ledger.limits.anonymous_pages_of(ram, slots)
+}
+
+fn flush(ledger: &Ledger, session: &Session, flush: &Flush) -> Verdict {
+    let mut reasons = ranges(session, &flush.ranges);
+    if reasons.is_empty() {
+        let named = |id: &lapisd::engine::ids::AllocationId, page: u32| {
+            let of =
+                |r: &PageRange| r.allocation == *id && (r.first..r.first + r.count).contains(&page);
+            flush.ranges.iter().any(of) && !session.allocations[id].file
+        };
+        let written = session.mappings.values().filter(|held| held.access != Access::Read);
+        let mut pages = written.flat_map(|held| &held.ranges).flat_map(|range| {
+            (range.first..range.first + range.count).map(|page| (range.allocation, page))
+        });
+        if pages.any(|(id, page)| named(&id, page)) {
+            reasons.push(Code::InUse);
+        }
+    }
+    // A map that is admitted and not granted yet writes too; nobody knows here which pages have been written to.
+    let mut others = vec![Code::InUse, Code::TimedOut];
+    if ledger.limits.spill_slots == 0 {
+        others.push(Code::Unsupported);
+    }
+    Verdict::of(reasons, &others)
+}
+
+fn set_quota(ledger: &Ledger, session: &Session, quota: &Quota) -> Verdict {
+    let mut reasons = Vec::new();
+    if !session.admin {
+        reasons.push(Code::NotPermitted);
+    }
+    let each = matches!(quota.subject, QuotaSubject::EachSession | QuotaSubject::EachUid);
+    if each && quota.vram_reserved > 0 {
+        reasons.push(Code::BadRequest);
+    }
+    if ledger.shares.reserved_with(Some(quota)) > u64::from(ledger.tiers.mapped_max()) {
+        reasons.push(Code::OverCapacity);
+    }
+    Verdict::of(reasons, &[])
+}
+
+fn set_tier(ledger: &Ledger, session: &Session, set: &SetTier) -> Verdict {
+    let mut reasons = Vec::new();
+    if !session.admin {
+        reasons.push(Code::NotPermitted);
+    }
+    let Some((tier, frames)) = ledger.tiers.asked(set) else {
+        reasons.push(Code::BadRequest);
+        return Verdict::Refuse(reasons);
+    };
+    let reserved = ledger.shares.reserved_with(None);
+    if tier == Tier::Vram && reserved > u64::from(Limits::mapped_pages_of(frames)) {
+        reasons.push(Code::OverCapacity);
+    }
+    let (ram, slots) = match (tier, ledger.tiers.below()) {
+        (Tier::Vram, below) => below,
+        (Tier::Ram, (_, slots)) => (frames, slots),
+        (Tier::Nvme, (ram, _)) => (ram, frames),
+    };
+    if anonymous_pages(ledger) > ledger.limits.anonymous_pages_of(ram, slots) {
+        reasons.push(Code::OutOfMemory);
+    }
+    Verdict::of(reasons, &[Code::OutOfMemory, Code::TimedOut])
+}
+
+/// Why distinct pages can't be mapped together as things are now, whoever waits for whom.
+#[must_use]
+pub(super) fn impossible(ledger: &Ledger, id: SessionId, pages: &[PageId]) -> Vec<Code> {
+    let mut reasons = Vec::new();
+    let cap = u64::from(ledger.tiers.mapped_max());
+    let reserved = ledger.shares.reserved_for_others(ledger.owner(id));
+    if pages.len() as u64 + reserved > cap {
+        reasons.push(Code::OverCapacity);
+    }
+    if !ledger.shares.allow_mapped(pages) {
+        reasons.push(Code::OverQuota);
+    }
+    reasons
 }
 
 fn open_file(ledger: &Ledger, session: &Session, size: u64, offset: u64, length: u64) -> Verdict {
@@ -169,17 +261,8 @@ fn map(ledger: &Ledger, id: SessionId, session: &Session, map: &Map) -> Verdict 
         if writes && map.ranges.iter().any(|range| allocation(range).file) {
             reasons.push(Code::ReadOnly);
         }
-        let mut pages: Vec<_> = map
-            .ranges
-            .iter()
-            .flat_map(|r| (r.first..r.first + r.count).map(|page| (allocation(r).backing, page)))
-            .collect();
-        pages.sort_unstable();
-        pages.dedup();
-        if pages.len() > Limits::mapped_pages_of(limits.vram_frames) as usize {
-            reasons.push(Code::OverCapacity);
-        }
-        let held = session.mappings.len() + ledger.waiting(id).count();
+        reasons.extend(impossible(ledger, id, &Ledger::pages_of(session, &map.ranges)));
+        let held = session.mappings.len() + ledger.maps_waiting(id);
         if held >= limits.mappings_per_session_max as usize {
             reasons.push(Code::TooMany);
         }

@@ -8,6 +8,9 @@ use super::random::Random;
 /// The trust domain of clients that break every rule. Inside it bytes are worth nothing; outside nobody may notice.
 pub(super) const OUTLAWS: u32 = 666;
 
+/// The groups that clients are of.
+pub(super) const GROUPS: [u32; 2] = [100, 101];
+
 /// One place that a client process takes; who leaves it is followed by another of its kind.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Seat {
@@ -15,6 +18,10 @@ pub(super) struct Seat {
     pub(super) kind: Kind,
     /// In whose name.
     pub(super) domain: u32,
+    /// Its group.
+    pub(super) gid: u32,
+    /// Whether it may change tiers and quotas.
+    pub(super) admin: bool,
     /// Usual time between two of its actions, microseconds.
     pub(super) think_us: u64,
 }
@@ -26,6 +33,8 @@ pub(super) struct Scenario {
     pub(super) seed: u64,
     /// Nothing fails and every client gives back what it holds: so every map must be granted.
     pub(super) calm: bool,
+    /// Tiers and quotas are changed all the time.
+    pub(super) administered: bool,
     /// The engine's limits.
     pub(super) limits: Limits,
     /// Operations in flight in the store.
@@ -52,10 +61,13 @@ impl Scenario {
         let page = limits.page_size;
         let files = (0..random.between(1, 3)).map(|_| random.between(1, 10 * page)).collect();
         let domains = random.between_u32(1, 3);
-        let seats = (0..random.between(2, 7)).map(|_| seat(&mut random, domains)).collect();
+        let administered = random.one_in(2);
+        let seats =
+            (0..random.between(2, 7)).map(|_| seat(&mut random, domains, administered)).collect();
         Self {
             seed,
             calm,
+            administered,
             limits,
             store_queue: random.index(8) + 1,
             device_queue: random.index(4) + 1,
@@ -89,7 +101,7 @@ fn limits(random: &mut Random, calm: bool) -> Limits {
     }
 }
 
-fn seat(random: &mut Random, domains: u32) -> Seat {
+fn seat(random: &mut Random, domains: u32, administered: bool) -> Seat {
     let kind = random.pick(Kind::ALL);
     let domain = match kind {
         Kind::Outlaw => OUTLAWS,
@@ -97,5 +109,7 @@ fn seat(random: &mut Random, domains: u32) -> Seat {
             1000 + random.between_u32(1, domains)
         }
     };
-    Seat { kind, domain, think_us: random.between(20, 800) }
+    let gid = random.pick(&GROUPS);
+    let admin = administered && kind != Kind::Outlaw && random.one_in(2);
+    Seat { kind, domain, gid, admin, think_us: random.between(20, 800) }
 }

@@ -1,0 +1,168 @@
+//! The naive model of quotas: who owns which pages, whom each quota binds, and what that allows.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use lapis_proto::message::{Quota, QuotaSubject, QuotaUse};
+use lapisd::engine::ids::{Domain, SessionId};
+
+use super::ledger::PageId;
+
+/// Whom pages are charged to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Owner {
+    /// The user.
+    pub(super) domain: Domain,
+    /// The group of whoever came first.
+    pub(super) gid: u32,
+    /// The session, unless the pages are shared.
+    pub(super) session: Option<SessionId>,
+}
+
+/// One user, group or session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Body {
+    Uid(u32),
+    Gid(u32),
+    Session(SessionId),
+}
+
+impl Body {
+    fn owns(self, owner: Owner) -> bool {
+        match self {
+            Body::Uid(uid) => owner.domain.0 == uid,
+            Body::Gid(gid) => owner.gid == gid,
+            Body::Session(session) => owner.session == Some(session),
+        }
+    }
+}
+
+/// Quotas, and what is charged against them.
+#[derive(Debug)]
+pub(super) struct Shares {
+    page_size: u64,
+    quotas: BTreeMap<QuotaSubject, Quota>,
+    /// Owners of all backings that ever were.
+    owners: BTreeMap<u64, Owner>,
+    /// Quotas that were seen to be kept, and have not changed since.
+    kept: BTreeSet<QuotaSubject>,
+    /// When a quota last changed, microseconds.
+    pub(super) changed_us: u64,
+}
+
+impl Shares {
+    /// No quotas.
+    #[must_use]
+    pub(super) fn new(page_size: u64) -> Self {
+        let (quotas, owners, kept) = Default::default();
+        Self { page_size, quotas, owners, kept, changed_us: 0 }
+    }
+
+    /// A backing belongs to somebody.
+    pub(super) fn charge(&mut self, backing: u64, owner: Owner) {
+        self.owners.insert(backing, owner);
+    }
+
+    /// A quota is set, or taken away.
+    pub(super) fn set(&mut self, quota: Quota, now: u64) {
+        if quota.is_none() {
+            self.quotas.remove(&quota.subject);
+        } else {
+            self.quotas.insert(quota.subject, quota);
+        }
+        self.kept.remove(&quota.subject);
+        self.changed_us = now;
+    }
+
+    fn binding(&self, owner: Owner) -> Vec<(Body, Quota)> {
+        let uid = owner.domain.0;
+        let own = self.quotas.contains_key(&QuotaSubject::Uid(uid));
+        let body = |quota: &Quota| match quota.subject {
+            QuotaSubject::EachSession => owner.session.map(Body::Session),
+            QuotaSubject::EachUid if own => None,
+            QuotaSubject::EachUid => Some(Body::Uid(uid)),
+            QuotaSubject::Uid(bound) => (bound == uid).then_some(Body::Uid(uid)),
+            QuotaSubject::Gid(bound) => (bound == owner.gid).then_some(Body::Gid(bound)),
+        };
+        self.quotas.values().filter_map(|quota| body(quota).map(|body| (body, *quota))).collect()
+    }
+
+    fn count(&self, body: Body, pages: impl Iterator<Item = PageId>) -> u64 {
+        pages.filter(|(backing, _)| body.owns(self.owners[backing])).count() as u64
+    }
+
+    /// Whether an owner of these anonymous backings, each with its pages, may have more pages.
+    pub(super) fn allow_anonymous(&self, owner: Owner, backings: &[(u64, u32)], more: u64) -> bool {
+        self.binding(owner).into_iter().all(|(body, quota)| {
+            let own = backings.iter().filter(|(backing, _)| body.owns(self.owners[backing]));
+            let used: u64 = own.map(|(_, pages)| u64::from(*pages)).sum();
+            quota.anonymous_max.is_none_or(|most| used + more <= most / self.page_size)
+        })
+    }
+
+    /// Whether these distinct pages keep within each quota that binds any of them.
+    pub(super) fn allow_mapped(&self, pages: &[PageId]) -> bool {
+        pages.iter().all(|(backing, _)| {
+            self.binding(self.owners[backing]).into_iter().all(|(body, quota)| {
+                let held = self.count(body, pages.iter().copied());
+                quota.vram_max.is_none_or(|most| held <= most / self.page_size)
+            })
+        })
+    }
+
+    /// Pages that are kept for others than this owner.
+    pub(super) fn reserved_for_others(&self, owner: Owner) -> u64 {
+        let pages = |quota: &Quota| quota.vram_reserved / self.page_size;
+        let others = self.quotas.values().filter(|quota| match quota.subject {
+            QuotaSubject::Uid(uid) => uid != owner.domain.0,
+            QuotaSubject::Gid(gid) => gid != owner.gid,
+            QuotaSubject::EachSession | QuotaSubject::EachUid => false,
+        });
+        others.map(pages).sum()
+    }
+
+    /// Pages that would be kept for somebody with this quota in place of its subject's.
+    pub(super) fn reserved_with(&self, quota: Option<&Quota>) -> u64 {
+        let subject = quota.map(|quota| quota.subject);
+        let others = self.quotas.values().filter(|other| Some(other.subject) != subject);
+        others.chain(quota).map(|quota| quota.vram_reserved / self.page_size).sum()
+    }
+
+    /// A list of quotas is what was set, and is kept. `mapped` and `anonymous` are what clients hold for certain.
+    pub(super) fn check_list(
+        &mut self,
+        asking: Owner,
+        list: &[QuotaUse],
+        mapped: &[PageId],
+        anonymous: &[(u64, u32)],
+    ) {
+        let listed: Vec<_> = list.iter().map(|used| used.quota).collect();
+        let expected: Vec<_> = self.quotas.values().copied().collect();
+        assert!(listed == expected, "quotas {listed:?} should be {expected:?}");
+        for used in list {
+            let body = match used.quota.subject {
+                QuotaSubject::EachSession => asking.session.map(Body::Session),
+                QuotaSubject::EachUid => Some(Body::Uid(asking.domain.0)),
+                QuotaSubject::Uid(uid) => Some(Body::Uid(uid)),
+                QuotaSubject::Gid(gid) => Some(Body::Gid(gid)),
+            };
+            let body = body.expect("sessions ask");
+            let least = self.count(body, mapped.iter().copied()) * self.page_size;
+            assert!(used.vram_mapped >= least, "{used:?}, but {least} bytes are mapped");
+            let own = anonymous.iter().filter(|(backing, _)| body.owns(self.owners[backing]));
+            let least = own.map(|(_, pages)| u64::from(*pages)).sum::<u64>() * self.page_size;
+            assert!(used.anonymous_used >= least, "{used:?}, but {least} bytes are allocated");
+            // Of the others the number depends on who asks.
+            if !matches!(used.quota.subject, QuotaSubject::Uid(_) | QuotaSubject::Gid(_)) {
+                continue;
+            }
+            let most = used.quota.vram_max.unwrap_or(u64::MAX) / self.page_size * self.page_size;
+            // Maps that were admitted before the quota was set may fill more than it allows.
+            if used.vram_used.max(used.vram_mapped) <= most {
+                self.kept.insert(used.quota.subject);
+            } else {
+                let was_kept = self.kept.contains(&used.quota.subject);
+                assert!(!was_kept, "{used:?}: more than it may have, and it had less");
+            }
+        }
+    }
+}
