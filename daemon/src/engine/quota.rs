@@ -10,6 +10,7 @@ use super::Engine;
 use super::allocator::Span;
 use super::event::Reply;
 use super::ids::{BackingId, Domain, PageRef, SessionId};
+use super::maps::distinct_pages;
 use super::refusal;
 
 /// Whom pages are charged to.
@@ -45,19 +46,10 @@ impl Instance {
 #[derive(Debug, Clone, Copy, Default)]
 struct Use {
     vram: u64,
+    /// Those of VRAM that are on their way down.
+    leaving: u64,
     pinned: u64,
     anonymous: u64,
-}
-
-/// What one map holds of a limit on VRAM, in pages.
-#[derive(Debug)]
-struct Share {
-    instance: Instance,
-    limit: u64,
-    /// All its pages that the limit counts.
-    pages: u64,
-    /// Those that nothing pins so far.
-    new: u64,
 }
 
 /// Why a map may not be admitted.
@@ -103,6 +95,7 @@ impl Engine {
         let mut total = Use::default();
         for (_, backing) in self.table.iter().filter(|(_, backing)| instance.owns(&backing.owner)) {
             total.vram += u64::from(backing.in_vram);
+            total.leaving += u64::from(backing.leaving);
             total.pinned += u64::from(backing.pinned);
             if !backing.file_backed() {
                 total.anonymous += u64::from(backing.pages_count());
@@ -156,46 +149,20 @@ impl Engine {
         Ok(())
     }
 
-    /// What a map would hold under each limit on VRAM that binds any of its pages.
-    fn shares(&self, spans: &[Span]) -> Vec<Share> {
-        let mut pages: Vec<_> = spans.iter().flat_map(|span| span.pages()).collect();
-        pages.sort_unstable();
-        pages.dedup();
-        let mut shares: Vec<Share> = Vec::new();
-        for run in pages.chunk_by(|one, other| one.backing == other.backing) {
-            let count = run.len() as u64;
-            let new = run.iter().filter(|at| self.table.page(**at).pins == 0).count() as u64;
-            for (instance, quota) in self.quotas_of(self.owner(run[0].backing)) {
-                let Some(limit) = quota.vram_max.map(|bytes| self.pages(bytes)) else { continue };
-                let known = shares.iter_mut().find(|share| share.instance == instance);
-                match known {
-                    Some(share) => {
-                        share.pages += count;
-                        share.new += new;
-                    }
-                    None => shares.push(Share { instance, limit, pages: count, new }),
-                }
-            }
-        }
-        shares
-    }
-
     /// Refuses a map that can never be admitted under the quotas there are.
-    pub(super) fn check_mapped(
-        &self,
-        session: SessionId,
-        spans: &[Span],
-        asked: u64,
-    ) -> Result<(), Refused> {
+    pub(super) fn check_mapped(&self, spans: &[Span], asked: u64) -> Result<(), Refused> {
         if self.quotas.is_empty() {
             return Ok(());
         }
-        if let Some(share) = self.shares(spans).iter().find(|share| share.pages > share.limit) {
-            let in_use = self.used_by(share.instance).pinned;
-            return Err(self.over_quota(share.pages, in_use, share.limit, "of VRAM"));
+        for (instance, limit) in self.vram_limits(spans) {
+            let own = distinct_pages(&self.spans_of(instance, spans));
+            if own > limit {
+                let in_use = self.used_by(instance).pinned;
+                return Err(self.over_quota(own, in_use, limit, "of VRAM"));
+            }
         }
         let cap = u64::from(self.mapped_pages_max());
-        let reserved = self.reserved_for_others(session, false);
+        let reserved = self.reserved_for_others(spans, false);
         if asked + reserved > cap {
             let limit = u32::try_from(cap.saturating_sub(reserved)).unwrap_or(u32::MAX);
             return Err(refusal::over_capacity(asked, limit));
@@ -203,10 +170,31 @@ impl Engine {
         Ok(())
     }
 
-    /// Pages reserved for instances that the session is none of; with `unused`, only those not mapped by them.
-    fn reserved_for_others(&self, session: SessionId, unused: bool) -> u64 {
-        let owner = self.owner_of_session(session);
-        let others = self.reserving().filter(|(instance, _)| !instance.owns(&owner));
+    /// Whom quotas of VRAM bind of those that the spans' pages are charged to, each with how many pages it may have.
+    fn vram_limits(&self, spans: &[Span]) -> Vec<(Instance, u64)> {
+        let mut owners: Vec<Owner> = Vec::new();
+        for span in spans {
+            let owner = self.owner(span.backing);
+            if !owners.contains(&owner) {
+                owners.push(owner);
+            }
+        }
+        let quotas = owners.into_iter().flat_map(|owner| self.quotas_of(owner));
+        quotas.filter_map(|(own, quota)| Some((own, self.pages(quota.vram_max?)))).collect()
+    }
+
+    /// The spans whose pages an instance is charged.
+    fn spans_of(&self, instance: Instance, spans: &[Span]) -> Vec<Span> {
+        let own = |span: &&Span| instance.owns(&self.owner(span.backing));
+        spans.iter().filter(own).copied().collect()
+    }
+
+    /// Pages reserved for instances that not all of the spans' pages are charged to: no page of theirs will make room
+    /// for such a span. With `unused`, only those not mapped by them.
+    fn reserved_for_others(&self, spans: &[Span], unused: bool) -> u64 {
+        let owns_all =
+            |instance: Instance| spans.iter().all(|span| instance.owns(&self.owner(span.backing)));
+        let others = self.reserving().filter(|(instance, _)| !owns_all(*instance));
         others
             .map(|(instance, reserved)| {
                 let pinned = if unused { self.used_by(instance).pinned } else { 0 };
@@ -242,17 +230,19 @@ impl Engine {
     }
 
     /// Whether a map that pins `new_pins` more pages may be admitted now.
-    pub(super) fn room_for(&self, session: SessionId, spans: &[Span], new_pins: u32) -> Room {
+    pub(super) fn room_for(&self, spans: &[Span], new_pins: u32) -> Room {
         let cap = u64::from(self.mapped_pages_max());
         let taken = u64::from(self.table.pinned + self.vram.revoking_count()) + u64::from(new_pins);
         if self.quotas.is_empty() {
             return if taken <= cap { Room::Enough } else { Room::TierFull };
         }
-        let over = |share: &Share| self.used_by(share.instance).pinned + share.new > share.limit;
-        if new_pins > 0 && self.shares(spans).iter().any(over) {
-            return Room::QuotaFull;
+        for (instance, limit) in self.vram_limits(spans) {
+            let own = u64::from(self.new_pins(&self.spans_of(instance, spans)));
+            if own > 0 && self.used_by(instance).pinned + own > limit {
+                return Room::QuotaFull;
+            }
         }
-        if taken + self.reserved_for_others(session, true) <= cap {
+        if taken + self.reserved_for_others(spans, true) <= cap {
             Room::Enough
         } else {
             Room::TierFull
@@ -287,9 +277,13 @@ impl Engine {
             return Vec::new();
         }
         let owner = self.owner(at.backing);
+        let no_more_than = |instance, reserved| {
+            let used = self.used_by(instance);
+            used.vram - used.leaving <= reserved
+        };
         self.reserving()
             .filter(|(instance, reserved)| {
-                !instance.owns(&owner) && self.used_by(*instance).vram <= *reserved
+                !instance.owns(&owner) && no_more_than(*instance, *reserved)
             })
             .map(|(instance, _)| instance)
             .collect()
@@ -367,3 +361,8 @@ impl Engine {
         Reply::Quotas(self.quotas.values().map(report).collect())
     }
 }
+
+#[cfg(test)]
+mod naive;
+#[cfg(test)]
+mod tests;

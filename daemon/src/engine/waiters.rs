@@ -67,12 +67,12 @@ impl Engine {
     pub(super) fn refuse_impossible(&mut self, outbox: &mut Outbox) {
         let cap = self.mapped_pages_max();
         for id in self.queue.iter().copied().collect::<Vec<_>>() {
-            let PendingMap { session, spans, .. } = &self.pending[&id];
+            let PendingMap { spans, .. } = &self.pending[&id];
             let asked = distinct_pages(spans);
             let possible = if asked > u64::from(cap) {
                 Err(refusal::over_capacity(asked, cap))
             } else {
-                self.check_mapped(*session, spans, asked)
+                self.check_mapped(spans, asked)
             };
             if let Err(refused) = possible {
                 self.refuse_pending(id, refused, outbox);

@@ -193,10 +193,10 @@ fn set_tier(ledger: &Ledger, session: &Session, set: &SetTier) -> Verdict {
 
 /// Why distinct pages can't be mapped together as things are now, whoever waits for whom.
 #[must_use]
-pub(super) fn impossible(ledger: &Ledger, id: SessionId, pages: &[PageId]) -> Vec<Code> {
+pub(super) fn impossible(ledger: &Ledger, pages: &[PageId]) -> Vec<Code> {
     let mut reasons = Vec::new();
     let cap = u64::from(ledger.tiers.mapped_max());
-    let reserved = ledger.shares.reserved_for_others(ledger.owner(id));
+    let reserved = ledger.shares.reserved_for_others(pages);
     if pages.len() as u64 + reserved > cap {
         reasons.push(Code::OverCapacity);
     }
@@ -261,7 +261,7 @@ fn map(ledger: &Ledger, id: SessionId, session: &Session, map: &Map) -> Verdict 
         if writes && map.ranges.iter().any(|range| allocation(range).file) {
             reasons.push(Code::ReadOnly);
         }
-        reasons.extend(impossible(ledger, id, &Ledger::pages_of(session, &map.ranges)));
+        reasons.extend(impossible(ledger, &Ledger::pages_of(session, &map.ranges)));
         let held = session.mappings.len() + ledger.maps_waiting(id);
         if held >= limits.mappings_per_session_max as usize {
             reasons.push(Code::TooMany);

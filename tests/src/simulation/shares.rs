@@ -109,15 +109,16 @@ impl Shares {
         })
     }
 
-    /// Pages that are kept for others than this owner.
-    pub(super) fn reserved_for_others(&self, owner: Owner) -> u64 {
-        let pages = |quota: &Quota| quota.vram_reserved / self.page_size;
+    /// Pages that are kept for whoever does not own all of these.
+    pub(super) fn reserved_for_others(&self, pages: &[PageId]) -> u64 {
+        let owns_all =
+            |body: Body| pages.iter().all(|(backing, _)| body.owns(self.owners[backing]));
         let others = self.quotas.values().filter(|quota| match quota.subject {
-            QuotaSubject::Uid(uid) => uid != owner.domain.0,
-            QuotaSubject::Gid(gid) => gid != owner.gid,
+            QuotaSubject::Uid(uid) => !owns_all(Body::Uid(uid)),
+            QuotaSubject::Gid(gid) => !owns_all(Body::Gid(gid)),
             QuotaSubject::EachSession | QuotaSubject::EachUid => false,
         });
-        others.map(pages).sum()
+        others.map(|quota| quota.vram_reserved / self.page_size).sum()
     }
 
     /// Pages that would be kept for somebody with this quota in place of its subject's.

@@ -103,8 +103,7 @@ impl Ledger {
         let impossible = match what {
             Asked::Map { ranges, .. } if may_fail => {
                 let session = &self.sessions[&id];
-                rules::impossible(self, id, &Self::pages_of(session, ranges))
-                    .contains(&refused.code)
+                rules::impossible(self, &Self::pages_of(session, ranges)).contains(&refused.code)
             }
             _ => false,
         };
