@@ -244,8 +244,9 @@ impl World {
             assert!(has, "{session:?} maps {frame:?}, which it was never sent");
         }
         if !client.is_honest() && client.ended.contains(&mapped.mapping) {
-            // It guessed the mapping's id and ended it before it was told.
-            return;
+            // It guessed the mapping's id and ended it before it was told; or tried to, before it was granted.
+            let again = Request::Unmap(vec![mapped.mapping]);
+            return self.send(session, Ask::Plain(again), Asked::Other);
         }
         let held = Held { pages, frames: mapped.frames.clone(), access };
         client.mappings.insert(mapped.mapping, held.clone());
