@@ -25,6 +25,8 @@ pub(crate) struct Owned {
     pub(crate) id: AllocationId,
     pub(crate) size: u64,
     pub(crate) pages: u32,
+    /// Bytes of its first page ahead of its own.
+    pub(crate) shift: u64,
     pub(crate) base: Base,
 }
 

@@ -26,6 +26,9 @@ use crate::session::Session;
 /// that none does.
 pub const MAP_WAIT_DEFAULT: Duration = Duration::from_secs(60);
 
+/// What a file's offset is a multiple of on a unified device.
+const UNIFIED_ALIGNMENT: u64 = 4096;
+
 /// A connection to `lapisd`. Clones share it. It is closed when the last clone, allocation and mapping is dropped.
 ///
 /// After a fork only the parent may use it: in the child every call fails with [`Error::Forked`], and the addresses
@@ -89,7 +92,7 @@ impl Client {
     /// [`Error::Refused`], e.g. with [`crate::Code::OutOfMemory`] when the tiers can't hold it.
     pub fn allocate(&self, size: u64) -> Result<Allocation, Error> {
         let allocated = self.session.connection().call(&Allocate { size }, None)?;
-        self.take_over(&allocated, size)
+        self.take_over(&allocated, size, 0)
     }
 
     /// Makes `length` bytes of an open file, from `offset` on, an allocation that can be read. Clients of one user
@@ -103,9 +106,12 @@ impl Client {
         offset: u64,
         length: u64,
     ) -> Result<Allocation, Error> {
-        let request = OpenFile { offset, length };
+        // Where VRAM is what the file is read into, pages begin where the disk's blocks do.
+        let unified = self.session.welcome.unified;
+        let shift = if unified && length > 0 { offset % UNIFIED_ALIGNMENT } else { 0 };
+        let request = OpenFile { offset: offset - shift, length: length.saturating_add(shift) };
         let allocated = self.session.connection().call(&request, Some(file.as_fd()))?;
-        self.take_over(&allocated, length)
+        self.take_over(&allocated, length, shift)
     }
 
     /// Opens a file for [`Self::open_file`], past the page cache where the file system can.
@@ -161,9 +167,9 @@ impl Client {
     }
 
     /// Reserves addresses for a new allocation, or gives it back.
-    fn take_over(&self, allocated: &Allocated, size: u64) -> Result<Allocation, Error> {
+    fn take_over(&self, allocated: &Allocated, size: u64, shift: u64) -> Result<Allocation, Error> {
         let Allocated { allocation: id, pages } = *allocated;
-        let expected = size.div_ceil(self.page_size());
+        let expected = size.saturating_add(shift).div_ceil(self.page_size());
         if u64::from(pages) != expected {
             return Err(self
                 .session
@@ -175,7 +181,7 @@ impl Client {
                 let base = space.base();
                 lock(&self.session.shared.memory).insert(id, space);
                 let session = Arc::clone(&self.session);
-                Ok(Allocation { owned: Arc::new(Owned { session, id, size, pages, base }) })
+                Ok(Allocation { owned: Arc::new(Owned { session, id, size, pages, shift, base }) })
             }
             Err(error) => {
                 self.session.connection().post(&Free { allocation: id })?;
@@ -211,8 +217,9 @@ impl Client {
         if bytes.is_empty() {
             return None;
         }
-        let first = usize::try_from(bytes.start / self.page_size()).ok()?;
-        let end = usize::try_from(bytes.end.div_ceil(self.page_size())).ok()?;
+        let shift = allocation.owned.shift;
+        let first = usize::try_from((bytes.start + shift) / self.page_size()).ok()?;
+        let end = usize::try_from((bytes.end + shift).div_ceil(self.page_size())).ok()?;
         Some(Held { allocation: Arc::clone(&allocation.owned), pages: first..end })
     }
 

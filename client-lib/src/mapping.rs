@@ -67,7 +67,7 @@ impl View {
     pub(crate) fn new(allocation: &Owned, bytes: &Range<u64>) -> View {
         debug_assert!(bytes.start <= bytes.end && bytes.end <= allocation.size);
         // What is reserved fits in the address space, and so does any part of it.
-        let offset = usize::try_from(bytes.start).unwrap_or(0);
+        let offset = usize::try_from(allocation.shift + bytes.start).unwrap_or(0);
         let length = usize::try_from(bytes.end - bytes.start).unwrap_or(0);
         View { start: allocation.base.offset(offset), length }
     }

@@ -95,6 +95,8 @@ pub struct Config {
     pub socket_mode: u32,
     /// Which device.
     pub device: DeviceChoice,
+    /// The sim device plays one whose memory is the host's own: there is no RAM tier.
+    pub unified: bool,
     /// VRAM tier; whole pages of it are used.
     pub vram: Size,
     /// RAM tier; whole frames of it are used, and a RAM frame takes [`FRAME_SLACK`] more than its page.
@@ -129,6 +131,7 @@ impl Config {
             socket,
             socket_mode: 0o660,
             device: DeviceChoice::Auto,
+            unified: false,
             vram: Size::gib(1),
             ram: Size::gib(1),
             nvme: None,
@@ -172,9 +175,12 @@ impl Config {
         frames(self.vram, self.page_size)
     }
 
-    /// Frames of the RAM tier.
+    /// Frames of the RAM tier; none on a unified device.
     #[must_use]
     pub fn ram_frames(&self) -> u32 {
+        if self.unified {
+            return 0;
+        }
         frames(self.ram, self.ram_frame_size())
     }
 
@@ -238,10 +244,11 @@ impl Config {
 
     fn validate_tiers(&self) -> Result<(), ConfigError> {
         let nvme = self.nvme_size();
+        let ram_frames_min = if self.unified { 0 } else { RAM_FRAMES_MIN };
         let (page_size, ram_frame_size) = (self.page_size, self.ram_frame_size());
         for (tier, size, frame_size, frames_min) in [
             ("vram", self.vram, page_size, VRAM_FRAMES_MIN),
-            ("ram", self.ram, ram_frame_size, RAM_FRAMES_MIN),
+            ("ram", self.ram, ram_frame_size, ram_frames_min),
             ("nvme", nvme, page_size, 0),
         ] {
             let frames = size.bytes() / frame_size;
@@ -266,7 +273,7 @@ impl Config {
         if vram > ram + slots {
             return Err(ConfigError::NowhereToEvict {
                 vram: self.vram,
-                ram: self.ram,
+                ram: if self.unified { Size::default() } else { self.ram },
                 nvme,
                 ram_min: Size::from_bytes(u64::from(vram - slots) * ram_frame_size),
                 nvme_min: Size::from_bytes(u64::from(vram.saturating_sub(ram)) * page_size),

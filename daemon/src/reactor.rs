@@ -108,7 +108,6 @@ fn block_on<T>(future: impl Future<Output = Result<T, StartError>>) -> Result<T,
 /// The movers and the engine that a configuration asks for.
 fn build(config: &Config, waker: &Waker) -> Result<Core, StartError> {
     config.validate()?;
-    let pool = Arc::new(RamPool::new(config.ram.bytes(), config.page_size)?);
     let options = SimOptions {
         frames: config.vram_frames(),
         page_size: config.page_size,
@@ -116,7 +115,13 @@ fn build(config: &Config, waker: &Waker) -> Result<Core, StartError> {
         bandwidth_bytes_per_s: config.link.bandwidth.map(crate::config::Rate::bytes_per_s),
         latency: config.link.latency,
     };
-    let device = SimDevice::new(&options, &pool, waker)?;
+    let (device, pool) = if config.unified {
+        SimDevice::unified(&options, waker)?
+    } else {
+        let pool = Arc::new(RamPool::new(config.ram.bytes(), config.page_size)?);
+        (SimDevice::new(&options, &pool, waker)?, pool)
+    };
+    let unified = device.info().unified;
     let slots = config.spill_slots();
     let spill = (slots > 0)
         .then(|| Spill::create(&config.spill_dir, slots, config.page_size))
@@ -124,7 +129,8 @@ fn build(config: &Config, waker: &Waker) -> Result<Core, StartError> {
     let limits = Limits {
         page_size: config.page_size,
         vram_frames: device.info().frames,
-        ram_frames: pool.frames(),
+        ram_frames: if unified { 0 } else { pool.frames() },
+        unified,
         spill_slots: slots,
         depth: config.queue_depth,
         sessions_max: config.limits.sessions_max,

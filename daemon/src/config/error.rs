@@ -64,6 +64,9 @@ pub enum ConfigError {
     /// A share of the memory of a GPU that does not exist.
     #[error("vram is a share, but the sim device has no memory of its own to take it of")]
     ShareOfSim,
+    /// A RAM tier beside a unified device.
+    #[error("ram is set, but a unified device has no RAM tier: its VRAM is host memory")]
+    UnifiedRam,
     /// `device = "cuda"`.
     #[error("device is cuda, but this version has no CUDA device yet")]
     CudaMissing,
@@ -233,6 +236,7 @@ impl ConfigError {
                 format!("give {key} as a size, such as 8GiB").into()
             }
             ConfigError::ShareOfSim => "give vram as a size, such as 8GiB".into(),
+            ConfigError::UnifiedRam => "remove ram, and give vram its size".into(),
             ConfigError::CudaMissing => {
                 "use --device auto, or --device sim to simulate VRAM in host memory".into()
             }

@@ -133,7 +133,8 @@ impl QuotaSettings {
     /// With the numbers of this host and the sizes of these tiers.
     pub(super) fn resolve(&self, host: &Host, config: &Config) -> Result<Quota, ConfigError> {
         let vram = config.vram.bytes();
-        let below = config.ram.bytes().saturating_add(config.nvme_size().bytes());
+        let ram = if config.unified { 0 } else { config.ram.bytes() };
+        let below = ram.saturating_add(config.nvme_size().bytes());
         let of = |amount: Option<Amount>, whole| amount.map(|amount| amount.of(whole).bytes());
         Ok(Quota {
             subject: self.subject.resolve(host)?,

@@ -29,6 +29,10 @@ pub struct Settings {
     /// Device that holds the VRAM tier [default: auto]
     #[arg(long, env = "LAPISD_DEVICE", value_name = "DEVICE")]
     pub device: Option<DeviceChoice>,
+    /// Let the sim device play one that shares the host's memory, as integrated GPUs do: pages go from NVMe straight
+    /// to VRAM, and there is no RAM tier [default: false]
+    #[arg(long, env = "LAPISD_UNIFIED", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    pub unified: Option<bool>,
     /// VRAM tier, such as 24GiB; a share such as 80% is of the GPU's free memory [default: 1GiB]
     #[arg(long, env = "LAPISD_VRAM", value_name = "SIZE")]
     pub vram: Option<Amount>,
@@ -160,6 +164,7 @@ impl Settings {
             socket: self.socket.or(lower.socket),
             socket_mode: self.socket_mode.or(lower.socket_mode),
             device: self.device.or(lower.device),
+            unified: self.unified.or(lower.unified),
             vram: self.vram.or(lower.vram),
             ram: self.ram.or(lower.ram),
             nvme: self.nvme.or(lower.nvme),
@@ -185,7 +190,7 @@ impl Settings {
     ///
     /// # Errors
     /// [`ConfigError::NoDefault`], [`ConfigError::ShareOfSim`], [`ConfigError::ShareOfUnknown`],
-    /// [`ConfigError::NoSuchName`], [`ConfigError::NameUnknown`].
+    /// [`ConfigError::NoSuchName`], [`ConfigError::NameUnknown`], [`ConfigError::UnifiedRam`].
     pub fn resolve(self, host: &Host) -> Result<Config, ConfigError> {
         let admin_gid = self.admin_gid(host)?;
         let socket = self.socket.or_else(|| host.socket()).ok_or(ConfigError::NoDefault {
@@ -200,6 +205,10 @@ impl Settings {
         // Before the shares, so that `cuda` is refused for what it is.
         set(&mut config.device, self.device);
         set(&mut config.vram, self.vram.map(|vram| vram_size(vram, config.device)).transpose()?);
+        set(&mut config.unified, self.unified);
+        if config.unified && self.ram.is_some() {
+            return Err(ConfigError::UnifiedRam);
+        }
         if let Some(ram) = self.ram {
             config.ram = size_of("ram", ram, "the available memory", host.memory_available)?;
         }
@@ -244,8 +253,9 @@ impl From<&Config> for Settings {
             socket: Some(config.socket.clone()),
             socket_mode: Some(Mode(config.socket_mode)),
             device: Some(config.device),
+            unified: Some(config.unified),
             vram: Some(Amount::Fixed(config.vram)),
-            ram: Some(Amount::Fixed(config.ram)),
+            ram: (!config.unified).then_some(Amount::Fixed(config.ram)),
             nvme: Some(Amount::Fixed(config.nvme_size())),
             spill_dir: Some(config.spill_dir.clone()),
             page_size: Some(Size::from_bytes(config.page_size)),

@@ -51,6 +51,7 @@ fn the_effective_configuration_is_a_file_that_reads_back() {
 socket = \"/run/user/1000/lapis.sock\"
 socket_mode = \"0600\"
 device = \"sim\"
+unified = false
 vram = \"24GiB\"
 ram = \"8GiB\"
 nvme = \"17GiB\"
@@ -109,6 +110,7 @@ fn each_setting_is_merged() {
         socket: "/other".into(),
         socket_mode: 0o600,
         device: DeviceChoice::Sim,
+        unified: true,
         vram: Size::mib(1),
         ram: Size::mib(2),
         nvme: Some(Size::mib(3)),
@@ -362,4 +364,16 @@ fn bad_quotas_are_refused() {
         error("[[quota]]\nsubject = \"user:1\"\nvrma = 1\n")
             .starts_with("/etc/lapis/lapisd.toml:3: unknown field `vrma`, expected one of"),
     );
+}
+
+#[test]
+fn a_unified_device_has_no_ram_tier() {
+    let config = parse("unified = true\nvram = \"1GiB\"").unwrap().resolve(&host()).unwrap();
+    config.validate().unwrap();
+    assert_eq!((config.vram_frames(), config.ram_frames(), config.spill_slots()), (512, 0, 512));
+    let again = Settings::from(&config);
+    assert_eq!(again.ram, None);
+    assert_eq!(again.resolve(&host()).unwrap().ram_frames(), 0);
+    let error = parse("unified = true\nram = \"1GiB\"").unwrap().resolve(&host()).unwrap_err();
+    assert_eq!(error.fix(), "remove ram, and give vram its size");
 }

@@ -67,7 +67,31 @@ impl SimDevice {
         pool: &Arc<RamPool>,
         waker: &Waker,
     ) -> Result<Self, DeviceFault> {
-        let frames = Arc::new(Frames::new(options.frames, options.page_size)?);
+        let frames = Frames::new(options.frames, options.page_size)?;
+        Self::with(frames, options, pool, false, waker)
+    }
+
+    /// One whose memory is the host's own: its frames are what files are read into, and nothing is copied up or down.
+    ///
+    /// # Errors
+    /// As [`SimDevice::new`].
+    pub fn unified(
+        options: &SimOptions,
+        waker: &Waker,
+    ) -> Result<(Self, Arc<RamPool>), DeviceFault> {
+        let frames = Frames::new(options.frames, options.page_size)?;
+        let pool = Arc::new(frames.as_pool()?);
+        Ok((Self::with(frames, options, &pool, true, waker)?, pool))
+    }
+
+    fn with(
+        frames: Frames,
+        options: &SimOptions,
+        pool: &Arc<RamPool>,
+        unified: bool,
+        waker: &Waker,
+    ) -> Result<Self, DeviceFault> {
+        let frames = Arc::new(frames);
         let threads_count = options.copy_threads.max(1);
         let direction = |name: &str| {
             let copier = Copier {
@@ -85,7 +109,7 @@ impl SimDevice {
         let (up, down) = (direction("copy-up")?, direction("copy-down")?);
         let info = DeviceInfo {
             kind: DeviceKind::Sim,
-            unified: false,
+            unified,
             uuid: [0; 16],
             name: "simulated in host memory".to_owned(),
             frames: options.frames,

@@ -14,7 +14,7 @@ use super::page_table::{FileKey, Source};
 use super::quota::Owner;
 use super::refusal;
 use super::session::Session;
-use crate::store::FileIdentity;
+use crate::store::{ALIGNMENT, FileIdentity};
 
 /// A client's contiguous range of pages.
 #[derive(Debug)]
@@ -94,6 +94,12 @@ impl Engine {
         identity: FileIdentity,
         (offset, length): (u64, u64),
     ) -> Result<(Reply, bool), Refused> {
+        if self.limits.unified && !offset.is_multiple_of(ALIGNMENT) {
+            let message = format!(
+                "on a unified device a file is read in place: the offset must be a multiple of {ALIGNMENT}, not {offset}"
+            );
+            return Err(refusal::plain(Code::BadRequest, &message));
+        }
         let end = offset.checked_add(length).filter(|end| *end <= identity.size);
         if end.is_none() {
             let message = format!(

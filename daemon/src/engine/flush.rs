@@ -83,9 +83,10 @@ impl Engine {
                 // Comes back when its motion or its last writer's mapping ends.
                 continue;
             }
-            let started = if page.ram.is_some() {
+            let in_vram = page.vram.is_some() && !page.provisional;
+            let started = if page.ram.is_some() || (self.limits.unified && in_vram) {
                 self.start_out(at, now, outbox)
-            } else if page.vram.is_some() && !page.provisional {
+            } else if in_vram {
                 self.start_flush_down(at, now, outbox)
             } else {
                 continue;
@@ -97,7 +98,8 @@ impl Engine {
         }
     }
 
-    fn start_out(&mut self, at: PageRef, now: u64, outbox: &mut Outbox) -> bool {
+    /// Starts to write a page to the spill, if there is a slot and the spill is well. Answers whether it did.
+    pub(super) fn start_out(&mut self, at: PageRef, now: u64, outbox: &mut Outbox) -> bool {
         if !self.may_write(now) {
             return false;
         }

@@ -17,13 +17,12 @@ impl Engine {
             Motion::Still | Motion::NeedRam { .. } => unreachable!("nothing was in flight"),
             Motion::Reading { target, ram } => {
                 self.reads -= 1;
-                let shift = self.shift_of(at);
-                self.table.update(at, |page| {
-                    page.ram = Some(ram);
-                    page.motion = Motion::Up { target };
-                    page.read_failures = 0;
-                });
-                self.start(at, Hop::Up { source: ram, shift, target }, outbox);
+                self.table.update(at, |page| page.read_failures = 0);
+                if self.limits.unified {
+                    self.filled(at, target, false);
+                } else {
+                    self.copy_up(at, ram, target, outbox);
+                }
                 if file_backed {
                     &mut self.counters.file_to_ram
                 } else {
@@ -55,6 +54,16 @@ impl Engine {
         };
         hop.pages += 1;
         hop.bytes += bytes;
+    }
+
+    /// A page that was read goes on to VRAM.
+    fn copy_up(&mut self, at: PageRef, ram: RamFrame, target: VramFrame, outbox: &mut Outbox) {
+        let shift = self.shift_of(at);
+        self.table.update(at, |page| {
+            page.ram = Some(ram);
+            page.motion = Motion::Up { target };
+        });
+        self.start(at, Hop::Up { source: ram, shift, target }, outbox);
     }
 
     pub(super) fn filled(&mut self, at: PageRef, target: VramFrame, zeros: bool) {
@@ -108,7 +117,9 @@ impl Engine {
             Motion::Still | Motion::NeedRam { .. } => unreachable!("nothing was in flight"),
             Motion::Reading { target, ram } => {
                 self.reads -= 1;
-                self.ram.put(ram.0);
+                if !self.limits.unified {
+                    self.ram.put(ram.0);
+                }
                 self.cancel_fill(at, target);
                 if file_backed {
                     &mut self.counters.file_to_ram

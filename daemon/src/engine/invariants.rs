@@ -74,7 +74,11 @@ impl Engine {
                 Motion::Zero { target } => claim(target, "being zeroed"),
                 Motion::Reading { target, ram } => {
                     claim(target, "being read");
-                    ram_frame(ram);
+                    if self.limits.unified {
+                        assert_eq!(ram.0, target.0, "{at:?} is read elsewhere");
+                    } else {
+                        ram_frame(ram);
+                    }
                     reads += 1;
                 }
                 Motion::Down { ram } => {
@@ -83,7 +87,8 @@ impl Engine {
                     downs += 1;
                 }
                 Motion::Out { slot } => {
-                    assert!(page.ram.is_some(), "{at:?} goes out from nowhere");
+                    let unified = self.limits.unified && page.vram.is_some();
+                    assert!(page.ram.is_some() || unified, "{at:?} goes out from nowhere");
                     assert!(slots.insert(slot.0), "{slot:?} of {at:?} is used twice");
                     outs += 1;
                 }

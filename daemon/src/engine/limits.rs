@@ -22,8 +22,11 @@ pub struct Limits {
     pub page_size: u64,
     /// VRAM frames.
     pub vram_frames: u32,
-    /// RAM frames.
+    /// RAM frames; 0 on a unified device.
     pub ram_frames: u32,
+    /// VRAM is the host's own memory: files and the spill are read into its frames and written from them, and there
+    /// is no RAM tier. RAM frame number n is VRAM frame number n, in hops that name one.
+    pub unified: bool,
     /// Spill slots; 0: no spill.
     pub spill_slots: u32,
     /// Reads in flight, and likewise writes, and pages leaving VRAM.
@@ -50,6 +53,7 @@ impl Limits {
             page_size: 4096,
             vram_frames,
             ram_frames,
+            unified: false,
             spill_slots,
             depth: 4,
             sessions_max: 64,
@@ -75,9 +79,12 @@ impl Limits {
     }
 
     /// Pages that anonymous allocations may have: what so many RAM frames and spill slots hold when VRAM holds
-    /// nothing, and still let pages leave VRAM and be read.
+    /// nothing, and still let pages leave VRAM and be read. On a unified device each needs a slot.
     #[must_use]
     pub fn anonymous_pages_of(&self, ram_frames: u32, spill_slots: u32) -> u64 {
+        if self.unified {
+            return u64::from(spill_slots);
+        }
         let kept = self.ram_reserve() + RAM_READS_MIN;
         u64::from(ram_frames.saturating_sub(kept)) + u64::from(spill_slots)
     }

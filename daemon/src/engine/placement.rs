@@ -158,7 +158,12 @@ impl Engine {
                 queue.pop_front();
                 continue;
             };
-            let Some(ram) = self.ram_frame(RamUse::Reading, now, outbox) else { return };
+            let ram = if self.limits.unified {
+                RamFrame(target.0)
+            } else {
+                let Some(ram) = self.ram_frame(RamUse::Reading, now, outbox) else { return };
+                ram
+            };
             match need {
                 Need::Demand => self.read_demand.pop_front(),
                 Need::Prefetch => self.read_prefetch.pop_front(),

@@ -58,7 +58,8 @@ impl Engine {
             if let Some((frame, own)) = self.vram.take(domain) {
                 return Frame::Got(frame, own);
             }
-            let coming = self.downs + self.revocations_awaited();
+            let leaving = if self.limits.unified { self.outs } else { self.downs };
+            let coming = leaving + self.revocations_awaited();
             if coming >= waiting.min(self.limits.depth) {
                 return Frame::TierFull;
             }
@@ -68,19 +69,25 @@ impl Engine {
             // Anew for each victim: its owner may hold no more than its reserve now.
             let guarded = self.guarded_from(at);
             let Some(victim) = self.vram_victim(need, &guarded) else { return Frame::TierFull };
-            let (downs, ram) = (self.downs, self.ram.free());
-            if !self.evict(victim, now, outbox) && (downs, ram) == (self.downs, self.ram.free()) {
+            let before = (self.downs, self.outs, self.ram.free());
+            let freed = self.evict(victim, now, outbox);
+            if !freed && before == (self.downs, self.outs, self.ram.free()) {
                 return Frame::TierFull;
             }
         }
     }
 
-    /// Drops a page from VRAM, or starts to copy it down. Answers whether its frame is free now.
+    /// Drops a page from VRAM, or starts to copy it down, or on a unified device out. Answers whether its frame is free now.
     pub(super) fn evict(&mut self, victim: PageRef, now: u64, outbox: &mut Outbox) -> bool {
         let file_backed = self.table.backing(victim.backing).file_backed();
         if self.table.page(victim).vram_droppable(file_backed) {
             self.drop_from_vram(victim);
             return true;
+        }
+        if self.limits.unified {
+            // It is dropped once it is written.
+            self.start_out(victim, now, outbox);
+            return false;
         }
         if self.downs < self.limits.depth
             && let Some(ram) = self.ram_frame(RamUse::Leaving, now, outbox)
@@ -212,9 +219,11 @@ impl Engine {
 
     pub(super) fn begin_out(&mut self, at: PageRef, slot: SpillSlot, outbox: &mut Outbox) {
         self.outs += 1;
+        let unified = self.limits.unified;
         let source = self.table.update(at, |page| {
             page.motion = Motion::Out { slot };
-            page.ram.expect("what goes out is in RAM")
+            let unified = page.vram.filter(|_| unified).map(|frame| RamFrame(frame.0));
+            page.ram.or(unified).expect("what goes out is in RAM")
         });
         self.start(at, Hop::WriteSpill { source, slot }, outbox);
     }

@@ -17,7 +17,7 @@ impl Engine {
             degraded: false,
         };
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-        let moving = self.reads + self.downs + self.outs;
+        let moving = if self.limits.unified { 0 } else { self.reads + self.downs + self.outs };
         let revoking = self.vram.revoking_count();
         let free = self.vram.iter().map(|frame| frame.0);
         let vram_free = self.vram.free() + revoking;

@@ -77,7 +77,7 @@ impl Task {
                 )
             }
         };
-        let page_bytes = pool.frame_bytes() - 4096;
+        let page_bytes = usize::try_from(page).expect("Linux has no 16-bit machines");
         Self { tag, work, progress, page_bytes }
     }
 

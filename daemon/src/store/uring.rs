@@ -390,6 +390,10 @@ fn enter(ring: &IoUring, entry: u32, fd: RawFd) -> Option<u32> {
 }
 
 fn register_buffers(ring: &IoUring, pool: &Arc<RamPool>) -> bool {
+    if !pool.is_fixed() {
+        // The kernel would keep hold of frames whose memory was given back meanwhile.
+        return false;
+    }
     let chunks: Vec<_> = pool
         .chunks()
         .map(|(base, length)| libc::iovec { iov_base: base.as_ptr().cast(), iov_len: length })

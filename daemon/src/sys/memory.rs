@@ -6,6 +6,8 @@
 //!
 //! The pool hands out no free frames (the engine does); it only guards that a frame in use by an operation is not
 //! given to a second one: [`RamPool::claim_read`], [`RamPool::claim_write`].
+//!
+//! On a unified device there is no such memory: the pool is a view of the VRAM frames, [`RamPool::over`].
 #![expect(unsafe_code, reason = "hands out the bytes of frames")]
 
 use std::num::NonZeroUsize;
@@ -112,6 +114,20 @@ struct Layout {
 }
 
 impl Layout {
+    /// Frames of a page each, side by side in memory that is there already.
+    fn over(frames: u32, page_size: u64, mapped: NonZeroUsize) -> Result<Self, MemoryError> {
+        let bytes = u64::from(frames) * page_size;
+        if !page_size.is_power_of_two() || !(4096..=CHUNK_BYTES_MAX).contains(&page_size) {
+            return Err(MemoryError::PageSize { page_size });
+        }
+        let frame_bytes =
+            usize::try_from(page_size).map_err(|_| MemoryError::TooLarge { bytes })?;
+        assert!(index(frames) * frame_bytes <= mapped.get(), "the frames lie in the mapping");
+        let per_chunk = CHUNK_BYTES_MAX / page_size;
+        let frames_per_chunk = u32::try_from(per_chunk).expect("a page has at least 4 KiB");
+        Ok(Self { page_size, frame_bytes, frames, frames_per_chunk, mapped })
+    }
+
     fn new(bytes: u64, page_size: u64) -> Result<Self, MemoryError> {
         if !page_size.is_power_of_two() || !(4096..=CHUNK_BYTES_MAX / 2).contains(&page_size) {
             return Err(MemoryError::PageSize { page_size });
@@ -156,7 +172,9 @@ pub struct RamPool {
     layout: Layout,
     page_kind: PageKind,
     claims: Claims,
-    mapping: Mapping,
+    mapping: Arc<Mapping>,
+    /// The memory under the frames stays what it is, so that it can be registered.
+    fixed: bool,
 }
 
 /// The right to read a RAM frame.
@@ -190,7 +208,30 @@ impl RamPool {
                  pages (vm.nr_hugepages) or allow transparent ones (/sys/kernel/mm/transparent_hugepage/enabled)"
             );
         }
-        Ok(Self { layout, page_kind, claims: Claims::new(layout.frames), mapping })
+        let (claims, mapping) = (Claims::new(layout.frames), Arc::new(mapping));
+        Ok(Self { layout, page_kind, claims, mapping, fixed: true })
+    }
+
+    /// A view of the VRAM frames of a unified device, which lie side by side in `mapping`: a frame is a page, with
+    /// nothing beside it.
+    ///
+    /// # Errors
+    /// [`MemoryError::PageSize`].
+    pub(crate) fn over(
+        mapping: Arc<Mapping>,
+        frames: u32,
+        page_size: u64,
+        page_kind: PageKind,
+    ) -> Result<Self, MemoryError> {
+        let layout = Layout::over(frames, page_size, mapping.length_nonzero())?;
+        Ok(Self { layout, page_kind, claims: Claims::new(frames), mapping, fixed: false })
+    }
+
+    /// Whether the memory under the frames stays the same as long as the pool: only then may the kernel keep hold of
+    /// it.
+    #[must_use]
+    pub fn is_fixed(&self) -> bool {
+        self.fixed
     }
 
     /// Frames.
@@ -199,13 +240,13 @@ impl RamPool {
         self.layout.frames
     }
 
-    /// Bytes of a page; a frame has [`FRAME_SLACK`] more.
+    /// Bytes of a page; a frame has [`FRAME_SLACK`] more, unless it is a VRAM frame.
     #[must_use]
     pub fn page_size(&self) -> u64 {
         self.layout.page_size
     }
 
-    /// Bytes of a frame: a page and [`FRAME_SLACK`].
+    /// Bytes of a frame: a page and [`FRAME_SLACK`], or a page if it is a VRAM frame.
     #[must_use]
     pub fn frame_bytes(&self) -> usize {
         self.layout.frame_bytes
@@ -278,7 +319,10 @@ impl FrameRead {
     pub fn bytes(&self) -> &[u8] {
         let base = self.owner().frame_ptr(self.frame());
         // SAFETY: the frame is mapped as long as the pool, which `self` keeps; it was populated, so its bytes are
-        // initialised; and nobody writes it while this claim on it lives, which the slice does not outlive.
+        // initialised; and nobody writes it while this claim on it lives, which the slice does not outlive. Of a VRAM
+        // frame that holds for this process and for clients that keep to their mappings. One that does not can write
+        // from another process, only to a page of its own trust domain, and every use of the bytes here (to hash
+        // them, to hand them to the kernel) is right for any bytes.
         unsafe { std::slice::from_raw_parts(base.as_ptr(), self.owner().frame_bytes()) }
     }
 }

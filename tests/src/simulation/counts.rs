@@ -79,7 +79,7 @@ impl Counts {
                 self.in_ram.insert(target, self.page_size);
                 self.page_size
             }
-            Hop::WriteSpill { source, .. } => self.in_ram[&source],
+            Hop::WriteSpill { .. } => self.page_size,
             Hop::Up { source, target, .. } => {
                 self.in_vram.insert(target, self.in_ram[&source]);
                 self.in_ram[&source]

@@ -40,7 +40,7 @@ impl VirtualDevice {
     pub(super) fn new(machine: Shared, scenario: &Scenario) -> Self {
         let info = DeviceInfo {
             kind: DeviceKind::Sim,
-            unified: false,
+            unified: scenario.limits.unified,
             uuid: [0; 16],
             name: "virtual".to_owned(),
             frames: scenario.limits.vram_frames,

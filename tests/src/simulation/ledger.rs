@@ -44,8 +44,6 @@ pub(super) struct Granted {
     pub(super) frames: Vec<VramFrame>,
     /// For what.
     pub(super) access: Access,
-    /// When it was asked for.
-    since: u64,
     pages: Vec<PageId>,
 }
 
@@ -139,8 +137,8 @@ pub(super) struct Ledger {
     deadlines: BTreeSet<(u64, SessionId, RequestId)>,
     /// Quotas.
     pub(super) shares: Shares,
-    /// Maps asked for after this keep within the quotas, together.
-    quotas_rule_from_us: u64,
+    /// What was mapped kept within the quotas, at some time since they changed last.
+    quotas_were_kept: bool,
     /// Sizes.
     pub(super) tiers: Tiers,
     /// Live file ranges: backing and allocations.
@@ -162,7 +160,7 @@ impl Ledger {
             counts: Counts::new(limits.page_size),
             shares: Shares::new(limits.page_size),
             tiers: Tiers::new(&limits),
-            quotas_rule_from_us: 0,
+            quotas_were_kept: true,
             limits,
             calm,
             sessions: BTreeMap::new(),

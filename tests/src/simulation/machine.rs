@@ -19,6 +19,8 @@ pub(super) struct Machine {
     pub(super) now: u64,
     /// Bytes.
     pub(super) page_size: usize,
+    /// The store reads into VRAM and writes from it.
+    pub(super) unified: bool,
     /// A page and 4 KiB each.
     pub(super) ram: Frames,
     /// A page each.
@@ -52,6 +54,7 @@ impl Machine {
         Self {
             now: 1,
             page_size,
+            unified: limits.unified,
             ram: Frames::new("RAM", limits.ram_frames, frame_size),
             vram: Frames::new("VRAM", limits.vram_frames, page_size),
             held: vec![0; limits.vram_frames as usize],
@@ -74,6 +77,27 @@ impl Machine {
     /// Whether this bug is planted and shows now: it does once in a while.
     pub(super) fn errs(&mut self, mutant: Mutant) -> bool {
         self.has(mutant) && self.mutant_random.one_in(50)
+    }
+
+    /// The frames that the store reads into and writes from.
+    pub(super) fn io(&mut self) -> &mut Frames {
+        if self.unified { &mut self.vram } else { &mut self.ram }
+    }
+
+    /// The store begins to read into a frame.
+    pub(super) fn claim_read_into(&mut self, frame: u32) {
+        if self.unified {
+            self.assert_not_held(frame, "read into");
+            assert!(!self.released[frame as usize], "frame {frame} has no memory and is read into");
+        }
+        self.io().claim_write(frame);
+    }
+
+    /// The store begins to write from a frame.
+    pub(super) fn assert_copyable(&self, frame: u32) {
+        if self.unified {
+            self.assert_not_written(frame);
+        }
     }
 
     /// A VRAM frame is about to be overwritten or released.

@@ -162,7 +162,10 @@ impl World {
         }
         // Few different ranges, so that clients share them.
         let starts = [0, 8, 4095, 4096, 11_416, size / 2, self.random.below(size)];
-        let offset = self.random.pick(&starts) % size;
+        let mut offset = self.random.pick(&starts) % size;
+        if self.scenario.limits.unified {
+            offset -= offset % 4096;
+        }
         let rest = size - offset;
         let length = if self.random.one_in(3) { self.random.between(1, rest) } else { rest };
         self.send(session, Ask::Open { file, offset, length }, Asked::Allocate { file: true });

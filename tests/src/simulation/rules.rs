@@ -208,6 +208,9 @@ pub(super) fn impossible(ledger: &Ledger, pages: &[PageId]) -> Vec<Code> {
 
 fn open_file(ledger: &Ledger, session: &Session, size: u64, offset: u64, length: u64) -> Verdict {
     let mut reasons = Vec::new();
+    if ledger.limits.unified && !offset.is_multiple_of(4096) {
+        reasons.push(Code::BadRequest);
+    }
     if offset.checked_add(length).is_none_or(|end| end > size) {
         reasons.push(Code::OutOfRange);
     }

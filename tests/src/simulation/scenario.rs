@@ -84,12 +84,15 @@ fn limits(random: &mut Random, calm: bool) -> Limits {
     let vram_frames = if random.one_in(3) { 4 } else { random.between_u32(4, 20) };
     let ram_frames = if random.one_in(3) { 8 } else { random.between_u32(8, 24) };
     let spill_least = vram_frames.saturating_sub(ram_frames);
+    let unified = random.one_in(6);
+    let (ram_frames, spill_least) = if unified { (0, 1) } else { (ram_frames, spill_least) };
     let no_spill = random.one_in(3) && spill_least == 0;
     let spill_slots = if no_spill { 0 } else { random.between_u32(spill_least.max(1), 32) };
     Limits {
         page_size: if random.one_in(8) { 8192 } else { 4096 },
         vram_frames,
         ram_frames,
+        unified,
         spill_slots,
         depth: random.between_u32(1, 6),
         sessions_max: random.between_u32(4, 16),

@@ -45,8 +45,6 @@ pub(super) struct Shares {
     owners: BTreeMap<u64, Owner>,
     /// Quotas that were seen to be kept, and have not changed since.
     kept: BTreeSet<QuotaSubject>,
-    /// When a quota last changed, microseconds.
-    pub(super) changed_us: u64,
 }
 
 impl Shares {
@@ -54,7 +52,7 @@ impl Shares {
     #[must_use]
     pub(super) fn new(page_size: u64) -> Self {
         let (quotas, owners, kept) = Default::default();
-        Self { page_size, quotas, owners, kept, changed_us: 0 }
+        Self { page_size, quotas, owners, kept }
     }
 
     /// A backing belongs to somebody.
@@ -63,14 +61,13 @@ impl Shares {
     }
 
     /// A quota is set, or taken away.
-    pub(super) fn set(&mut self, quota: Quota, now: u64) {
+    pub(super) fn set(&mut self, quota: Quota) {
         if quota.is_none() {
             self.quotas.remove(&quota.subject);
         } else {
             self.quotas.insert(quota.subject, quota);
         }
         self.kept.remove(&quota.subject);
-        self.changed_us = now;
     }
 
     fn binding(&self, owner: Owner) -> Vec<(Body, Quota)> {

@@ -131,16 +131,17 @@ fn claim(machine: &mut Machine, op: StoreOp) {
     match op {
         StoreOp::ReadFile { length, target, .. } => {
             assert!(length > 0 && length as usize <= machine.page_size, "{op:?}");
-            machine.ram.claim_write(target.0);
+            machine.claim_read_into(target.0);
         }
         StoreOp::ReadSpill { slot, checksum, target } => {
             let slot = claim_slot(machine, slot);
             assert_eq!(slot.checksum, Some(checksum), "{op:?}: the slot's last write said other");
-            machine.ram.claim_write(target.0);
+            machine.claim_read_into(target.0);
         }
         StoreOp::WriteSpill { source, slot } => {
             claim_slot(machine, slot).checksum = None;
-            machine.ram.claim_read(source.0);
+            machine.assert_copyable(source.0);
+            machine.io().claim_read(source.0);
         }
     }
 }
@@ -154,14 +155,14 @@ fn claim_slot(machine: &mut Machine, slot: SpillSlot) -> &mut super::disk::Slot 
 
 fn release(machine: &mut Machine, op: StoreOp) {
     match op {
-        StoreOp::ReadFile { target, .. } => machine.ram.release(target.0),
+        StoreOp::ReadFile { target, .. } => machine.io().release(target.0),
         StoreOp::ReadSpill { slot, target, .. } => {
             machine.disk.slots[slot.0 as usize].claimed = false;
-            machine.ram.release(target.0);
+            machine.io().release(target.0);
         }
         StoreOp::WriteSpill { source, slot } => {
             machine.disk.slots[slot.0 as usize].claimed = false;
-            machine.ram.release(source.0);
+            machine.io().release(source.0);
         }
     }
 }
@@ -170,7 +171,7 @@ fn release(machine: &mut Machine, op: StoreOp) {
 fn undo(machine: &mut Machine, op: StoreOp) {
     match op {
         StoreOp::ReadFile { target, .. } | StoreOp::ReadSpill { target, .. } => {
-            machine.ram.poison(target.0);
+            machine.io().poison(target.0);
         }
         StoreOp::WriteSpill { .. } => {}
     }
@@ -219,7 +220,7 @@ fn read_file(
     let begin = if unshifted { 0 } else { shift(offset) as usize };
     let page_end = begin + machine.page_size;
     let tail_stays = machine.has(Mutant::TailNotZeroed);
-    let frame = machine.ram.bytes_mut(target.0);
+    let frame = machine.io().bytes_mut(target.0);
     frame[begin..begin + moved].copy_from_slice(&bytes[first..first + moved]);
     if !tail_stays {
         frame[begin + length..page_end].fill(0);
@@ -238,10 +239,10 @@ fn read_spill(
         return Err(StoreFault::Io { offset, errno: Errno::EIO });
     }
     let ignores = machine.has(Mutant::ChecksumIgnored);
-    let bytes = &machine.disk.slots[slot.0 as usize].bytes;
-    machine.ram.bytes_mut(target.0)[..bytes.len()].copy_from_slice(bytes);
-    if xxh3_64(bytes) != checksum && !ignores {
-        machine.ram.poison(target.0);
+    let bytes = machine.disk.slots[slot.0 as usize].bytes.clone();
+    machine.io().bytes_mut(target.0)[..bytes.len()].copy_from_slice(&bytes);
+    if xxh3_64(&bytes) != checksum && !ignores {
+        machine.io().poison(target.0);
         return Err(StoreFault::Checksum { offset });
     }
     Ok(())
@@ -259,8 +260,8 @@ fn write_spill(
     let fails = machine.faults.strikes(Fault::SpillWriteError);
     let torn = !fails && machine.faults.strikes(Fault::TornWrite);
     let page_size = machine.page_size;
-    let page = &machine.ram.bytes(source.0)[..page_size];
-    let checksum = xxh3_64(page);
+    let page = machine.io().bytes(source.0)[..page_size].to_vec();
+    let checksum = xxh3_64(&page);
     let count = u32::try_from(machine.disk.slots.len()).expect("slots are few");
     let beside = machine.has(Mutant::WrongSlot);
     let target = if beside { (slot.0 + 1) % count } else { slot.0 };

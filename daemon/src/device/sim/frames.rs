@@ -5,6 +5,7 @@ use std::ffi::CStr;
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use lapis_proto::ids::VramFrame;
 use nix::errno::Errno;
@@ -17,9 +18,8 @@ use nix::unistd::ftruncate;
 
 use super::copy::copy;
 use crate::device::DeviceFault;
-use crate::sys::memory::PageKind;
-use crate::sys::memory::check_budget;
 use crate::sys::memory::mapping::{HUGE_PAGE, Mapping, collapse, in_parallel, populate};
+use crate::sys::memory::{PageKind, RamPool, check_budget};
 
 const NAME: &CStr = c"lapis-vram";
 /// Descriptors beside one a frame: sockets, files, and those on their way to clients.
@@ -30,7 +30,7 @@ const MAPS_SPARE: u64 = 1024;
 /// All frames.
 #[derive(Debug)]
 pub(super) struct Frames {
-    memory: Mapping,
+    memory: Arc<Mapping>,
     memfds: Vec<OwnedFd>,
     page_bytes: usize,
     page_kind: PageKind,
@@ -56,6 +56,7 @@ impl Frames {
             })?;
             memfds.push(memfd);
         }
+        let memory = Arc::new(memory);
         let mut all = Self { memory, memfds, page_bytes, page_kind: PageKind::Plain };
         all.map()?;
         all.page_kind = all.touch(hugetlb)?;
@@ -121,6 +122,13 @@ impl Frames {
 
     pub(super) fn page_kind(&self) -> PageKind {
         self.page_kind
+    }
+
+    /// The frames as what the store reads into and writes from.
+    pub(super) fn as_pool(&self) -> Result<RamPool, DeviceFault> {
+        let frames = u32::try_from(self.memfds.len()).expect("made from a u32");
+        let memory = Arc::clone(&self.memory);
+        Ok(RamPool::over(memory, frames, self.page_size(), self.page_kind)?)
     }
 
     pub(super) fn page_bytes(&self) -> usize {

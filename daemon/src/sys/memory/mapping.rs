@@ -94,6 +94,11 @@ impl Mapping {
         Ok(mapping)
     }
 
+    /// Bytes.
+    pub(crate) fn length_nonzero(&self) -> NonZeroUsize {
+        self.length
+    }
+
     /// Addresses without memory, from a multiple of [`HUGE_PAGE`] on, to map other things over.
     ///
     /// # Errors

@@ -142,8 +142,8 @@ impl Ledger {
             }
             (Reply::Done, Asked::Hint | Asked::Flush { .. }) => {}
             (Reply::Done, Asked::SetQuota(quota)) => {
-                self.shares.set(quota, now);
-                self.quotas_rule_from_us = now;
+                self.shares.set(quota);
+                self.quotas_were_kept = false;
             }
             (Reply::Done, Asked::SetTier { tier, .. }) => {
                 self.tiers.reached(tier, self.mapped.len());
@@ -184,7 +184,7 @@ impl Ledger {
                 session.stalled_us += waited;
                 self.counts.map_granted(waited);
                 assert!(mapped.waited_us == waited, "waited {waited} us: {mapped:?}");
-                self.enter_mapping(id, mapped, ranges, (access, since));
+                self.enter_mapping(id, mapped, ranges, access);
                 self.check_quotas_kept(id);
             }
             (reply, what) => panic!("{reply:?} answers {what:?}"),
@@ -196,7 +196,7 @@ impl Ledger {
         id: SessionId,
         mapped: &Mapped,
         ranges: Vec<PageRange>,
-        (access, since): (Access, u64),
+        access: Access,
     ) {
         let session = &self.sessions[&id];
         let pages: Vec<PageId> = ranges
@@ -219,26 +219,24 @@ impl Ledger {
         assert!(self.mapped.len() <= cap, "{} pages mapped, {cap} at most", self.mapped.len());
         let frames: BTreeSet<_> = self.mapped.values().map(|(frame, _)| *frame).collect();
         assert!(frames.len() == self.mapped.len(), "a frame is mapped as two pages");
-        let granted = Granted { ranges, frames: mapped.frames.clone(), access, since, pages };
+        let granted = Granted { ranges, frames: mapped.frames.clone(), access, pages };
         let session = self.sessions.get_mut(&id).expect("looked up above");
         let old = session.mappings.insert(mapped.mapping, granted);
         assert!(old.is_none(), "{:?} is given twice", mapped.mapping);
     }
 
-    /// Whether a map is older than the quotas: it, and whoever shares its pages, may have more than they allow.
-    fn is_older_than_quotas(&self) -> bool {
-        let mut held = self.sessions.values().flat_map(|session| session.mappings.values());
-        let mut owed = self.owed.values().filter(|owed| matches!(owed.what, Asked::Map { .. }));
-        let changed = self.shares.changed_us;
-        held.any(|map| map.since <= changed) || owed.any(|map| map.since <= changed)
+    /// Whether what is mapped keeps within the quotas, and nothing is under way that was admitted before they were
+    /// set, or for pages that are pinned by what was.
+    fn quotas_are_kept(&self) -> bool {
+        let waits = |owed: &Owed| matches!(owed.what, Asked::Map { .. });
+        let mapped: Vec<_> = self.mapped.keys().copied().collect();
+        !self.owed.values().any(waits) && self.shares.allow_mapped(&mapped)
     }
 
-    /// Under quotas that held from the first request on, more than they allow is never mapped at once.
+    /// Quotas that were kept once are kept from then on, until they change.
     fn check_quotas_kept(&self, id: SessionId) {
-        let mut held = self.sessions.values().flat_map(|session| session.mappings.values());
-        let older = held.any(|mapping| mapping.since <= self.quotas_rule_from_us);
         let mapped: Vec<_> = self.mapped.keys().copied().collect();
-        let kept = older || self.shares.allow_mapped(&mapped);
+        let kept = !self.quotas_were_kept || self.shares.allow_mapped(&mapped);
         assert!(kept, "a map of {id:?} takes more VRAM than a quota allows: {mapped:?}");
     }
 
@@ -257,9 +255,7 @@ impl Ledger {
     /// An event was handled: every reply that is due by now has been given.
     pub(in crate::simulation) fn after(&mut self, now: u64, next_deadline: Option<u64>) {
         self.tiers.decide();
-        if self.is_older_than_quotas() {
-            self.quotas_rule_from_us = now;
-        }
+        self.quotas_were_kept = self.quotas_were_kept || self.quotas_are_kept();
         if let Some(((session, request), owed)) =
             self.owed.iter().find(|(_, owed)| owed.what.deadline().is_none())
         {
