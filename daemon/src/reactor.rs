@@ -63,6 +63,12 @@ pub enum StartError {
         /// Why.
         source: std::io::Error,
     },
+    /// Something under way did not end when the daemon was to stop.
+    #[error(
+        "a transfer does not end: gave up after {DRAIN_WAIT:?}; the device, or a disk that is read or written, hangs: \
+         see the kernel's log"
+    )]
+    Wedged,
     /// The device failed for good.
     #[error("the device is lost; the daemon ends so that it can be started afresh")]
     DeviceLost,
@@ -172,8 +178,7 @@ async fn serve(
     };
     // No new clients; what is moving ends before its buffers go.
     drop(listener);
-    drain(&core, &waker, &completions).await;
-    ended
+    ended.and(drain(&core, &waker, &completions).await)
 }
 
 async fn accept(core: &Rc<RefCell<Core>>, listener: &Listener) {
@@ -237,7 +242,12 @@ async fn complete(
     }
 }
 
-async fn drain(core: &Rc<RefCell<Core>>, waker: &Waker, completions: &AsyncFd<OwnedFd>) {
+/// Waits until nothing moves any more.
+async fn drain(
+    core: &Rc<RefCell<Core>>,
+    waker: &Waker,
+    completions: &AsyncFd<OwnedFd>,
+) -> Result<(), StartError> {
     let drained = tokio::time::timeout(DRAIN_WAIT, async {
         while core.borrow().is_moving() {
             match completions.readable().await {
@@ -250,9 +260,11 @@ async fn drain(core: &Rc<RefCell<Core>>, waker: &Waker, completions: &AsyncFd<Ow
             core.borrow_mut().completions();
         }
     });
-    if drained.await.is_err() {
-        tracing::warn!("transfers are still under way after {DRAIN_WAIT:?}");
-    }
+    drained.await.map_err(|_elapsed| {
+        // What is under way owns its buffers, and would be waited for when they are dropped.
+        std::mem::forget(Rc::clone(core));
+        StartError::Wedged
+    })
 }
 
 /// A daemon on a thread of this process, on a socket of its own. Stops when dropped.

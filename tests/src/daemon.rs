@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
 
 use lapis::Client;
 use nix::sys::signal::{Signal, kill};
@@ -12,6 +13,7 @@ use nix::unistd::Pid;
 use tempfile::TempDir;
 
 use crate::binaries::{lapisd, scratch};
+use crate::wait::until_within;
 
 /// A running daemon; killed when dropped.
 #[derive(Debug)]
@@ -162,13 +164,26 @@ impl Daemon {
     ///
     /// # Panics
     /// When it ended otherwise.
-    pub fn ends_well(mut self) -> Vec<String> {
-        let status = self.child.wait().expect("it is our child");
+    pub fn ends_well(self) -> Vec<String> {
+        let (status, log) = self.ends(Duration::from_secs(60));
+        assert!(status.success(), "{status}; it said:\n{}", log.join("\n"));
+        log
+    }
+
+    /// Waits until a daemon that was told to stop has, well or not, and returns its status and what its log said that
+    /// nobody waited for. In any case its socket is removed, and it has not panicked.
+    ///
+    /// # Panics
+    /// When it goes on for longer than `wait`.
+    pub fn ends(mut self, wait: Duration) -> (ExitStatus, Vec<String>) {
+        let status = until_within(wait, "the daemon ends", || {
+            self.child.try_wait().expect("it is our child").ok_or("running")
+        });
         let log: Vec<String> = self.log.iter().collect();
         let panicked = log.iter().any(|line| line.contains("panicked"));
-        assert!(status.success() && !panicked, "{status}; it said:\n{}", log.join("\n"));
+        assert!(!panicked, "{status}; it said:\n{}", log.join("\n"));
         assert!(!self.socket.exists(), "the socket is still there");
-        log
+        (status, log)
     }
 
     /// Kills it without warning.

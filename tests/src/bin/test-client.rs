@@ -29,6 +29,7 @@ fn main() {
         "allocate" => allocate_and_free(socket),
         "deaf" => deaf(socket, number(0), number(1)),
         "greet" => greet(socket, number(0)),
+        "hold" => hold(socket, number(0)),
         "hoard" => hoard(socket, number(0)),
         "prefetch" => prefetch(socket, Path::new(&rest[0])),
         "wait" => wait(socket, number(0)),
@@ -112,6 +113,16 @@ fn wait(socket: &Path, pages: u32) -> ! {
     peer.ask(&map(allocation, pages, Access::Write), None);
     let stats: Stats = peer.call(&Stat {}).expect("answered at once");
     assert_eq!(stats.session.maps, 0);
+    ready();
+    for_ever();
+}
+
+/// Holds a mapping of so many pages, written once.
+fn hold(socket: &Path, pages: u32) -> ! {
+    let client = connect(socket);
+    let allocation = client.allocate(u64::from(pages) * client.page_size()).expect("there is room");
+    let mut mapping = allocation.map_all(Access::Overwrite).expect("there is room");
+    mapping.bytes_mut(0).fill(0xA5);
     ready();
     for_ever();
 }
