@@ -2,6 +2,7 @@
 //! others waits for it.
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up fails")]
 
+use std::os::unix::fs::PermissionsExt;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
@@ -17,6 +18,8 @@ const SMALL: &[&str] =
     &["--page-size", "64KiB", "--vram", "1MiB", "--ram", "1MiB", "--nvme", "2MiB"];
 const LONG: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(20);
+/// No user's own.
+const NOBODY: u32 = 65_534;
 /// A copy takes an hour: for this test, for ever.
 const FOR_EVER: &[&str] = &["--link-latency-us", "3600000000"];
 
@@ -66,6 +69,42 @@ fn a_stopped_client_holds_up_no_session_of_others() {
         if now > maps + 20 { Ok(()) } else { Err(now) }
     });
     drop((holder, writer, client));
+    still_serves(&daemon);
+    daemon.stop_well();
+}
+
+#[test]
+fn frames_that_a_stopped_process_keeps_cost_no_more_than_those_that_it_was_asked_for() {
+    if !nix::unistd::geteuid().is_root() {
+        return eprintln!("SKIPPED: only root can start a client of another user");
+    }
+    let directory = scratch();
+    std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let flags = ["--page-size", "64KiB", "--vram", "4MiB", "--ram", "4MiB", "--nvme", "8MiB"];
+    let flags = [&flags[..], &["--socket-mode", "0666"]].concat();
+    let daemon = Daemon::start_in(directory.path(), &flags);
+    // 40 of 64 frames, of pages that are not mapped any more: the best victims there are.
+    let Some(hoarder) = victim(Some(NOBODY), &daemon, "hoard", &["40"]) else { return };
+    let client = daemon.connect();
+    for _ in 0..3 {
+        write_and_read(&client, 40);
+    }
+    let kept = client.stats().unwrap().quarantined_frames;
+    assert!((1..=8).contains(&kept), "{kept} frames were asked for in vain");
+    // What it keeps is no room: a map that needs it takes nothing while it waits.
+    let page = client.page_size();
+    let memory = client.allocate(30 * page).unwrap();
+    let error = client.map(&[(&memory, 0..30 * page)], Access::Read, SHORT).unwrap_err();
+    assert!(error.to_string().contains("waited for room"), "{error}");
+    drop(memory.map(0..20 * page, Access::Read).unwrap());
+    drop(memory);
+    hoarder.kill();
+    until("its frames are of use again", || {
+        let kept = client.stats().unwrap().quarantined_frames;
+        if kept == 0 { Ok(()) } else { Err(kept) }
+    });
+    write_and_read(&client, 60);
+    drop(client);
     still_serves(&daemon);
     daemon.stop_well();
 }

@@ -17,7 +17,7 @@ use super::limits::Limits;
 use super::maps::PendingId;
 use super::placement::Need;
 use super::refusal;
-use super::room::RamUse;
+use super::room::{RamUse, Spared};
 
 /// A tier change that waits for its size.
 #[derive(Debug)]
@@ -227,7 +227,9 @@ impl Engine {
                 self.sizes.parked.insert(frame, Parking::Releasing);
                 self.start_frame(frame, Hop::Release { target: frame }, outbox);
             } else if !self.revoke_any(now, outbox) {
-                let Some(victim) = self.vram_victim(Need::Demand, &[]) else { return };
+                let Some(victim) = self.vram_victim(Need::Demand, &Spared::default()) else {
+                    return;
+                };
                 if !self.evict(victim, now, outbox) {
                     return;
                 }

@@ -5,7 +5,7 @@
 
 use super::Engine;
 use super::event::{Hop, Outbox};
-use super::ids::{PageRef, RamFrame, SpillSlot, VramFrame};
+use super::ids::{PageRef, RamFrame, SessionId, SpillSlot, VramFrame};
 use super::limits::PREFETCH_EXPIRES_AFTER_TIERS;
 use super::page::Motion;
 use super::placement::Need;
@@ -32,6 +32,21 @@ pub(super) enum RamUse {
     Reading,
 }
 
+/// Whose pages are no victims for a page.
+#[derive(Debug, Default)]
+pub(super) struct Spared {
+    /// They hold no more than is reserved for them.
+    guarded: Vec<Instance>,
+    /// They keep frames: theirs would not come back.
+    overdue: Vec<SessionId>,
+}
+
+impl Spared {
+    fn is_nobody(&self) -> bool {
+        self.guarded.is_empty() && self.overdue.is_empty()
+    }
+}
+
 impl Engine {
     /// A VRAM frame for this page, and whether only its own domain has used it: a free one, or one whose page can be
     /// dropped; else starts to make room.
@@ -54,7 +69,8 @@ impl Engine {
                 return Frame::QuotaFull;
             }
         }
-        let guarded = self.guarded_from(at);
+        let spared =
+            Spared { guarded: self.guarded_from(at), overdue: self.overdue_beside(domain) };
         loop {
             if let Some((frame, own)) = self.vram.take(domain) {
                 return Frame::Got(frame, own);
@@ -63,10 +79,10 @@ impl Engine {
             if coming >= waiting.min(self.limits.depth) {
                 return Frame::TierFull;
             }
-            if self.revoke_foreign(domain, now, outbox) {
+            if self.revoke_foreign(domain, &spared.overdue, now, outbox) {
                 continue;
             }
-            let Some(victim) = self.vram_victim(need, &guarded) else { return Frame::TierFull };
+            let Some(victim) = self.vram_victim(need, &spared) else { return Frame::TierFull };
             let (downs, ram) = (self.downs, self.ram.free());
             if !self.evict(victim, now, outbox) && (downs, ram) == (self.downs, self.ram.free()) {
                 return Frame::TierFull;
@@ -98,7 +114,7 @@ impl Engine {
         held < u64::from(self.mapped_pages_max())
     }
 
-    pub(super) fn vram_victim(&mut self, need: Need, guarded: &[Instance]) -> Option<PageRef> {
+    pub(super) fn vram_victim(&mut self, need: Need, spared: &Spared) -> Option<PageRef> {
         let clock = self.clock;
         let expires = u64::from(self.limits.vram_frames) * PREFETCH_EXPIRES_AFTER_TIERS;
         while let Some((at_clock, at)) = self.table.protected.first() {
@@ -109,17 +125,17 @@ impl Engine {
             self.table.update(at, |page| page.prefetched = false);
         }
         let best = |order: &NextUse| {
-            if guarded.is_empty() {
+            if spared.is_nobody() {
                 return order.farthest(clock);
             }
-            order.farthest_where(clock, |at| !self.is_guarded(at, guarded))
+            order.farthest_where(clock, |at| !self.is_spared(at, spared))
         };
         let evictable = best(&self.table.evictable);
         match need {
             Need::Demand => evictable
                 // The one prefetched last will be needed last.
                 .or_else(|| {
-                    self.table.protected.last().filter(|(_, at)| !self.is_guarded(*at, guarded))
+                    self.table.protected.last().filter(|(_, at)| !self.is_spared(*at, spared))
                 })
                 .or_else(|| best(&self.table.protected))
                 .or_else(|| best(&self.table.kept))
@@ -130,6 +146,10 @@ impl Engine {
                 evictable.filter(|(next, _)| distance(*next, clock) > ahead).map(|(_, at)| at)
             }
         }
+    }
+
+    fn is_spared(&self, at: PageRef, spared: &Spared) -> bool {
+        self.is_guarded(at, &spared.guarded) || self.is_kept_by(at, &spared.overdue)
     }
 
     fn drop_from_vram(&mut self, at: PageRef) {
