@@ -3,8 +3,9 @@
 
 use std::fs::File;
 use std::io::Write;
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use lapis::{Access, Client};
@@ -15,6 +16,8 @@ use lapis_proto::message::{
     Allocate, Allocated, Done, Map, Mapped, PageRange, Stat, Stats, Unmap, Welcome,
 };
 use lapis_tests::peer::{Peer, frame};
+use lapis_tests::worker::{Known, Worker};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 const WAIT: Duration = Duration::from_secs(60);
 
@@ -33,6 +36,7 @@ fn main() {
         "hoard" => hoard(socket, number(0)),
         "prefetch" => prefetch(socket, Path::new(&rest[0])),
         "wait" => wait(socket, number(0)),
+        "work" => work(socket, number(0), &rest[1..]),
         "write" => write(socket, number(0)),
         _ => panic!("no such role: {role}"),
     }
@@ -153,6 +157,28 @@ fn hoard(socket: &Path, pages: u32) -> ! {
     ready();
     loop {
         write();
+    }
+}
+
+/// Does everything at random and checks every byte, with this seed, on files with the patterns that their names are the
+/// seeds of, until standard input ends.
+fn work(socket: &Path, seed: u32, files: &[String]) {
+    let known = files.iter().map(|path| {
+        let path = PathBuf::from(path);
+        let name = path.file_name().and_then(|name| name.to_str());
+        let seed = name.and_then(|name| name.parse().ok()).expect("a file is named by its seed");
+        Known { path, seed }
+    });
+    let mut worker = Worker::new(socket, known.collect(), u64::from(seed));
+    worker.step();
+    ready();
+    let stdin = std::io::stdin();
+    let is_over = || {
+        let mut fds = [PollFd::new(stdin.as_fd(), PollFlags::POLLIN)];
+        poll(&mut fds, PollTimeout::ZERO).expect("it can be polled") > 0
+    };
+    while !is_over() {
+        worker.step();
     }
 }
 
