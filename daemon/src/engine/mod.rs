@@ -26,6 +26,7 @@ use session::Session;
 pub mod allocator;
 pub mod event;
 mod flush;
+mod found;
 pub mod frames;
 mod hops;
 pub mod ids;
