@@ -218,5 +218,6 @@ impl Engine {
             let (id, page) = (*id, pending.spans[0].first);
             self.refuse_pending(id, super::refusal::fault(page, fault), outbox);
         }
+        self.fail_resizes(outbox);
     }
 }

@@ -294,11 +294,10 @@ impl Engine {
                 | Request::OpenFile { .. }
                 | Request::Map(_)
                 | Request::Prefetch(_)
+                | Request::Flush(_)
+                | Request::SetTier(_)
         );
-        (needs_device && self.device_lost).then(|| {
-            let message = "the device is lost; reconnect once the daemon has restarted";
-            refusal::plain(Code::DeviceLost, message)
-        })
+        (needs_device && self.device_lost).then(refusal::device_lost)
     }
 
     fn bye(&mut self, session: SessionId) -> Result<Reply, Refused> {

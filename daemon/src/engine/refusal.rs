@@ -12,6 +12,10 @@ pub fn plain(code: Code, message: &str) -> Refused {
     Refused { code, object: 0, asked: 0, in_use: 0, limit: 0, message: message.to_owned() }
 }
 
+pub(super) fn device_lost() -> Refused {
+    plain(Code::DeviceLost, "the device is lost; reconnect once the daemon has restarted")
+}
+
 pub(super) fn unknown_allocation(id: AllocationId) -> Refused {
     let message =
         format!("allocation {} does not exist in this session: was it freed already?", id.0);

@@ -278,6 +278,13 @@ impl Engine {
         (pending.session, pending.request)
     }
 
+    /// The device is lost: no tier will get its size.
+    pub(super) fn fail_resizes(&mut self, outbox: &mut Outbox) {
+        while let Some(id) = self.sizes.pending.keys().next().copied() {
+            self.end_resize(id, Reply::Refused(Box::new(refusal::device_lost())), outbox);
+        }
+    }
+
     pub(super) fn expire_resize(&mut self, id: PendingId, outbox: &mut Outbox) {
         let message =
             "the tier has not its size yet: mappings hold it; it goes on by itself as they end";
