@@ -81,7 +81,9 @@ pub(super) fn in_use(id: AllocationId) -> Refused {
 }
 
 pub(super) fn fault(page: u32, fault: &TransferFault) -> Refused {
-    let (code, object) = fault.wire();
+    let (code, offset) = fault.wire();
+    // Where in the spill it lay is nothing that a client could know.
+    let object = if code == Code::DataLost { u64::from(page) } else { offset };
     let asked = match fault {
         TransferFault::Store(crate::store::StoreFault::Io { errno, .. }) => {
             u64::try_from(*errno as i32).unwrap_or(0)
