@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::sys::memory::FRAME_SLACK;
 
-pub use error::ConfigError;
+pub use error::{ConfigError, ConfigWarning};
 pub use host::Host;
 pub use settings::{Mode, Settings};
 pub use size::{Amount, Rate, Size, SizeError};
@@ -208,6 +208,13 @@ impl Config {
             return Err(ConfigError::SocketPathLong { path: self.socket.clone(), bytes });
         }
         Ok(())
+    }
+
+    /// What can be used, and is rarely meant.
+    #[must_use]
+    pub fn warning(&self) -> Option<ConfigWarning> {
+        let (vram, ram) = (self.vram, self.ram);
+        (ram < vram).then_some(ConfigWarning::RamSmall { vram, ram })
     }
 
     fn validate_page_size(&self) -> Result<(), ConfigError> {
