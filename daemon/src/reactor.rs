@@ -21,6 +21,7 @@ use crate::server::listener::{ListenError, Listener};
 use crate::server::session;
 use crate::store::spill::{Spill, SpillError};
 use crate::store::{AnyStore, StoreSetupError};
+use crate::sys::descriptors;
 use crate::sys::memory::{MemoryError, RamPool};
 use crate::sys::waker::Waker;
 use crate::sys::watch;
@@ -28,7 +29,7 @@ use crate::transfer::Transfer;
 
 /// How long transfers under way may take when the daemon stops.
 const DRAIN_WAIT: Duration = Duration::from_secs(10);
-/// How long to wait after `accept` failed, e.g. for lack of descriptors.
+/// How long to wait after `accept` failed, or for descriptors.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
 
 /// The daemon can't start, or had to end.
@@ -183,6 +184,7 @@ async fn serve(
 
 async fn accept(core: &Rc<RefCell<Core>>, listener: &Listener) {
     loop {
+        wait_for_descriptors(listener).await;
         match listener.socket().accept().await {
             Ok((stream, _address)) => {
                 let core = Rc::clone(core);
@@ -194,6 +196,17 @@ async fn accept(core: &Rc<RefCell<Core>>, listener: &Listener) {
                 tokio::time::sleep(ACCEPT_REST).await;
             }
         }
+    }
+}
+
+/// Clients wait outside while few descriptors are left.
+async fn wait_for_descriptors(listener: &Listener) {
+    if !descriptors::are_scarce(listener.socket()) {
+        return;
+    }
+    tracing::warn!("few descriptors are left: clients wait until some are free; raise LimitNOFILE");
+    while descriptors::are_scarce(listener.socket()) {
+        tokio::time::sleep(ACCEPT_REST).await;
     }
 }
 
