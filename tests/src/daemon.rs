@@ -59,6 +59,24 @@ impl Daemon {
         daemon
     }
 
+    /// Like [`Self::start_in`], with what the log said until it served.
+    ///
+    /// # Panics
+    /// With its log, when it ends instead.
+    #[must_use]
+    pub fn start_logged(directory: &Path, flags: &[&str]) -> (Self, Vec<String>) {
+        let (child, log) = spawn(Command::new(lapisd()).args(arguments(directory, flags)));
+        let daemon = Self { child, socket: directory.join("s"), log, _directory: None };
+        let mut said = Vec::new();
+        for line in &daemon.log {
+            if line.contains("ready on") {
+                return (daemon, said);
+            }
+            said.push(line);
+        }
+        panic!("lapisd ended; it said:\n{}", said.join("\n"));
+    }
+
     /// Waits for a line of the log that contains `text`, and returns it.
     ///
     /// # Panics

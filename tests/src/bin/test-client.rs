@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use lapis::{Access, Client};
+use lapis::{Access, Client, Code, Error, Quota, QuotaSubject, Tier};
 use lapis_proto::handshake::hello;
 use lapis_proto::ids::AllocationId;
 use lapis_proto::kind::Kind;
@@ -18,6 +18,7 @@ use lapis_proto::message::{
 use lapis_tests::peer::{Peer, frame};
 use lapis_tests::worker::{Known, Worker};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::resource::{Resource, setrlimit};
 
 const WAIT: Duration = Duration::from_secs(60);
 
@@ -29,11 +30,14 @@ fn main() {
     let socket = Path::new(socket);
     let number = |index: usize| rest[index].parse::<u32>().expect("a number");
     match role.as_str() {
+        "administer" => administer(socket),
         "allocate" => allocate_and_free(socket),
+        "cramped" => cramped(socket, Path::new(&rest[0])),
         "deaf" => deaf(socket, number(0), number(1)),
         "greet" => greet(socket, number(0)),
         "hold" => hold(socket, number(0)),
         "hoard" => hoard(socket, number(0)),
+        "shut-out" => shut_out(socket),
         "prefetch" => prefetch(socket, Path::new(&rest[0])),
         "wait" => wait(socket, number(0)),
         "work" => work(socket, number(0), &rest[1..]),
@@ -45,6 +49,43 @@ fn main() {
 fn ready() {
     println!("ready");
     std::io::stdout().flush().expect("the test listens");
+}
+
+/// Tries to change what only administrators may.
+fn administer(socket: &Path) -> ! {
+    let client = connect(socket);
+    let own = QuotaSubject::Uid(nix::unistd::geteuid().as_raw());
+    let more = Quota { vram_max: Some(1 << 40), priority: 9, ..Quota::none(own) };
+    let refused = [
+        client.set_quota(more),
+        client.set_quota(Quota::none(own)),
+        client.set_quota(Quota::none(QuotaSubject::EachSession)),
+        client.set_tier(Tier::Vram, 0, WAIT),
+        client.set_tier(Tier::Ram, 1 << 20, WAIT),
+        client.set_tier(Tier::Nvme, 0, WAIT),
+    ];
+    for result in refused {
+        let code = result.map_err(|error| error.code());
+        assert_eq!(code, Err(Some(Code::NotPermitted)));
+    }
+    // It may see what limits it, and is served.
+    assert_eq!(client.quotas().expect("anybody may ask").len(), 1);
+    let memory = client.allocate(client.page_size()).expect("there is room");
+    drop(memory.map_all(Access::Write).expect("there is room"));
+    ready();
+    for_ever();
+}
+
+/// Finds a socket that is not for it.
+fn shut_out(socket: &Path) -> ! {
+    match Client::connect(socket) {
+        Err(Error::Connect { source, .. }) => {
+            assert_eq!(source.kind(), std::io::ErrorKind::PermissionDenied);
+        }
+        other => panic!("{other:?}"),
+    }
+    ready();
+    for_ever();
 }
 
 /// Until the test kills us.
@@ -94,6 +135,23 @@ fn allocate_and_free(socket: &Path) -> ! {
     loop {
         drop(client.allocate(5 * client.page_size()).expect("there is room"));
     }
+}
+
+/// Opens a file that it has no addresses for.
+fn cramped(socket: &Path, path: &Path) -> ! {
+    let client = connect(socket);
+    let length = path.metadata().expect("it is there").len();
+    setrlimit(Resource::RLIMIT_AS, length, length).expect("less than before");
+    match client.open_path(path, 0, length) {
+        Err(Error::Io { call: "mmap", source }) => {
+            assert_eq!(source.kind(), std::io::ErrorKind::OutOfMemory);
+        }
+        other => panic!("{other:?}"),
+    }
+    client.stats().expect("the session goes on");
+    assert_eq!(client.take_refusal(), None);
+    ready();
+    for_ever();
 }
 
 /// Asks for so many mappings that must wait, each of so many pages, and reads none of the replies.
