@@ -63,12 +63,14 @@ impl Engine {
             self.allocations.get_mut(&span.allocation).expect("resolved").mapped += 1;
         }
         self.session_mut(session).flushing += 1;
-        self.deadlines.insert((deadline_us, id));
         let missing = u32::try_from(pages.len()).expect("bounded by PAGES_PER_MAP_MAX");
         let pending = PendingFlush { session, request, spans, deadline_us, missing };
         self.flushes.insert(id, pending);
         if missing == 0 {
+            // Done at once, whatever its deadline.
             self.flushed.push(id);
+        } else {
+            self.deadlines.insert((deadline_us, id));
         }
         Ok(())
     }
