@@ -4,7 +4,7 @@
 //! only while there are quotas: without any, nothing here costs anything.
 
 use lapis_proto::code::Code;
-use lapis_proto::message::{Quota, QuotaSubject, QuotaUse, Refused};
+use lapis_proto::message::{QUOTAS_MAX, Quota, QuotaSubject, QuotaUse, Refused};
 
 use super::Engine;
 use super::allocator::Span;
@@ -289,7 +289,8 @@ impl Engine {
     /// once: it goes as its owner maps other pages.
     ///
     /// # Errors
-    /// `BadRequest`: a reserve for an unknown number of instances; `OverCapacity`: more reserved than can be mapped.
+    /// `BadRequest`: a reserve for an unknown number of instances; `OverCapacity`: more reserved than can be mapped;
+    /// `TooMany`: more quotas than can be listed.
     pub fn put_quota(&mut self, quota: Quota) -> Result<(), Refused> {
         let each = matches!(quota.subject, QuotaSubject::EachSession | QuotaSubject::EachUid);
         if each && quota.vram_reserved > 0 {
@@ -307,6 +308,10 @@ impl Engine {
             || quota.anonymous_max.is_some()
             || quota.vram_reserved > 0
             || quota.priority > 0;
+        let count = self.quotas.len();
+        if limits_something && count >= QUOTAS_MAX && !self.quotas.contains_key(&quota.subject) {
+            return Err(refusal::too_many("quota", count as u64, QUOTAS_MAX as u64));
+        }
         if limits_something {
             self.quotas.insert(quota.subject, quota);
         } else {
