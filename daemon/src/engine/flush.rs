@@ -57,7 +57,7 @@ impl Engine {
         for at in &pages {
             self.flush_waiters.entry(*at).or_default().push(id);
             self.table.update(*at, |page| page.flushing = true);
-            self.flush_queue.push_back(*at);
+            self.queue_flush(*at);
         }
         for span in &spans {
             self.allocations.get_mut(&span.allocation).expect("resolved").mapped += 1;
@@ -75,45 +75,72 @@ impl Engine {
         Ok(())
     }
 
+    /// Puts a page in line to be written, or to be copied to RAM first.
+    pub(super) fn queue_flush(&mut self, at: PageRef) {
+        if self.table.page(at).ram.is_some() {
+            self.flush_out.push_back(at);
+        } else {
+            self.flush_down.push_back(at);
+        }
+    }
+
     /// Starts what flushes wait for.
     pub(super) fn write_flushes(&mut self, now: u64, outbox: &mut Outbox) {
-        for _ in 0..self.flush_queue.len() {
-            let Some(at) = self.flush_queue.pop_front() else { return };
-            let Some(page) = self.table.find(at).filter(|page| page.flushing) else { continue };
-            if page.motion != Motion::Still || page.writers > 0 {
-                // Comes back when its motion or its last writer's mapping ends.
-                continue;
-            }
-            let started = if page.ram.is_some() {
-                self.start_out(at, now, outbox)
-            } else if page.vram.is_some() && !page.provisional {
-                self.start_flush_down(at, now, outbox)
+        self.start_outs(now, outbox);
+        self.start_flush_downs(now, outbox);
+    }
+
+    /// Whether a page in line can go on. If not, it comes back when its motion or its last writer's mapping ends.
+    fn may_flush(&self, at: PageRef) -> bool {
+        self.table.find(at).is_some_and(|page| {
+            page.flushing && page.needs_flush() && page.motion == Motion::Still && page.writers == 0
+        })
+    }
+
+    fn start_outs(&mut self, now: u64, outbox: &mut Outbox) {
+        while let Some(at) = self.flush_out.front().copied() {
+            if !self.may_flush(at) {
+                self.flush_out.pop_front();
+            } else if self.table.page(at).ram.is_none() {
+                // Somebody needed the frame more.
+                self.flush_out.pop_front();
+                self.flush_down.push_back(at);
+            } else if self.outs < self.limits.depth
+                && self.spill_rests_until <= now
+                && let Some(slot) = self.slots.take().map(SpillSlot)
+            {
+                self.flush_out.pop_front();
+                self.begin_out(at, slot, outbox);
             } else {
-                continue;
-            };
-            if !started {
-                self.flush_queue.push_front(at);
                 return;
             }
         }
     }
 
-    fn start_out(&mut self, at: PageRef, now: u64, outbox: &mut Outbox) -> bool {
-        if self.spill_rests_until > now || self.outs >= self.limits.depth {
-            return false;
+    /// Copies down no more pages than can then be written: one that had to wait in RAM would be in the way there, and
+    /// be copied again after it had to go.
+    fn start_flush_downs(&mut self, now: u64, outbox: &mut Outbox) {
+        while let Some(at) = self.flush_down.front().copied() {
+            if !self.may_flush(at) {
+                self.flush_down.pop_front();
+                continue;
+            }
+            if self.table.page(at).ram.is_some() {
+                // Evicted to RAM meanwhile.
+                self.flush_down.pop_front();
+                self.flush_out.push_back(at);
+                self.start_outs(now, outbox);
+                continue;
+            }
+            let coming = self.flush_out.len() + self.downs as usize;
+            let writable = self.spill_rests_until <= now && coming < self.slots.free() as usize;
+            if !writable || self.downs >= self.limits.depth {
+                return;
+            }
+            let Some(ram) = self.ram_frame(RamUse::Flushing, now, outbox) else { return };
+            self.flush_down.pop_front();
+            self.start_down(at, ram, outbox);
         }
-        let Some(slot) = self.slots.take().map(SpillSlot) else { return false };
-        self.begin_out(at, slot, outbox);
-        true
-    }
-
-    fn start_flush_down(&mut self, at: PageRef, now: u64, outbox: &mut Outbox) -> bool {
-        if self.downs >= self.limits.depth {
-            return false;
-        }
-        let Some(ram) = self.ram_frame(RamUse::Reading, now, outbox) else { return false };
-        self.start_down(at, ram, outbox);
-        true
     }
 
     /// A page's motion ended: a flush that waits for it may go on or be done.
@@ -123,7 +150,7 @@ impl Engine {
             return;
         }
         if page.needs_flush() {
-            self.flush_queue.push_back(at);
+            self.queue_flush(at);
             return;
         }
         self.table.update(at, |page| page.flushing = false);

@@ -382,7 +382,7 @@ impl Engine {
                 page.flushing && page.writers == 0
             });
             if flushing {
-                self.flush_queue.push_back(at);
+                self.queue_flush(at);
             }
         }
         self.let_go(spans, outbox);

@@ -79,10 +79,11 @@ pub struct Engine {
     /// Pages that have a VRAM frame and wait for a RAM frame.
     read_demand: VecDeque<PageRef>,
     read_prefetch: VecDeque<PageRef>,
-    /// Flushes that wait, those that wait for a page, and pages in line to be written.
+    /// Flushes that wait, those that wait for a page, and pages in line to be copied to RAM and to be written.
     flushes: BTreeMap<PendingId, PendingFlush>,
     flush_waiters: BTreeMap<PageRef, Vec<PendingId>>,
-    flush_queue: VecDeque<PageRef>,
+    flush_down: VecDeque<PageRef>,
+    flush_out: VecDeque<PageRef>,
     transfers: BTreeMap<Tag, PageRef>,
     /// Frames whose memory is being released or made.
     frame_transfers: BTreeMap<Tag, VramFrame>,
@@ -135,7 +136,8 @@ impl Engine {
             fill_prefetch: BTreeMap::new(),
             flushes: BTreeMap::new(),
             flush_waiters: BTreeMap::new(),
-            flush_queue: VecDeque::new(),
+            flush_down: VecDeque::new(),
+            flush_out: VecDeque::new(),
             read_demand: VecDeque::new(),
             read_prefetch: VecDeque::new(),
             transfers: BTreeMap::new(),

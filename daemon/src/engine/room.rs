@@ -28,8 +28,10 @@ pub(super) enum Frame {
 pub(super) enum RamUse {
     /// A page on its way from VRAM: may take the last ones.
     Leaving,
-    /// A page being read, or copied out for a flush or a smaller tier: no reason to use the last ones.
+    /// A page being read, or copied out for a smaller tier: no reason to use the last ones.
     Reading,
+    /// A page on its way to the spill for a flush: not the place of another one that waits for that.
+    Flushing,
 }
 
 /// Whose pages are no victims for a page.
@@ -183,18 +185,24 @@ impl Engine {
     ) -> Option<RamFrame> {
         let reserve = match use_ {
             RamUse::Leaving => 0,
-            RamUse::Reading => self.limits.ram_reserve(),
+            RamUse::Reading | RamUse::Flushing => self.limits.ram_reserve(),
         };
         if self.ram.free() > reserve {
             return self.ram.take().map(RamFrame);
         }
         let clock = self.clock;
-        let victim = self.table.ram_duplicate.last();
-        if let Some((_, at)) = victim.or_else(|| self.table.ram_clean.farthest(clock)) {
+        let (duplicate, clean) = (&self.table.ram_duplicate, &self.table.ram_clean);
+        let victim = if use_ == RamUse::Flushing {
+            let may = |at| !self.table.page(at).flushing;
+            duplicate.farthest_where(clock, may).or_else(|| clean.farthest_where(clock, may))
+        } else {
+            duplicate.last().or_else(|| clean.farthest(clock))
+        };
+        if let Some((_, at)) = victim {
             return Some(self.drop_from_ram(at));
         }
         self.write_out(now, outbox);
-        if self.outs > 0 {
+        if self.outs > 0 || use_ == RamUse::Flushing {
             return None;
         }
         // RAM is full of pages that wait for VRAM, which may be full of pages that wait for RAM: one of them is read

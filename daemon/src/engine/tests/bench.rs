@@ -124,8 +124,10 @@ impl Bench {
 
     /// Ends all transfers, those that follow from them too; answers how many failed.
     pub(super) fn run(&mut self, fails: impl Fn(&Hop) -> Option<TransferFault>) -> u32 {
-        let mut failed = 0;
+        let (mut failed, mut hops) = (0, 0);
         while let Some((tag, hop)) = self.hops.pop_front() {
+            hops += 1;
+            assert!(hops < 10_000, "{hop:?}: they go on for ever");
             let fault = fails(&hop);
             failed += u32::from(fault.is_some());
             assert!(failed < 100, "{hop:?} is tried for ever");

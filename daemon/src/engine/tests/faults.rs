@@ -298,3 +298,27 @@ fn quotas_refuse_at_once_with_limit_use_and_what_was_asked() {
     bench.run(|_| None);
     bench.mapped(second);
 }
+
+#[test]
+fn a_flush_of_more_than_the_spill_takes_writes_what_it_takes_and_then_moves_nothing() {
+    for (vram, ram, slots, pages) in
+        [(16, 15, 16, 27), (16, 15, 3, 14), (8, 32, 4, 27), (4, 8, 40, 44)]
+    {
+        let mut bench = Bench::new(vram, ram, slots);
+        let memory = bench.allocate(pages);
+        let pages = u32::try_from(pages).expect("few");
+        for page in 0..pages {
+            bench.write(memory, page..page + 1);
+        }
+        let flush = Flush { ranges: vec![range(memory, 0..pages)], wait_us: WAIT_US };
+        let request = bench.ask(Request::Flush(flush));
+        bench.run(|_| None);
+        let stats = bench.stats();
+        assert_eq!(stats.nvme.used / PAGE, u64::from(slots.min(pages)), "{vram} {ram} {slots}");
+        bench.pass(WAIT_US);
+        assert_eq!(bench.refusal(request).code, Code::TimedOut);
+        bench.run(|_| None);
+        // Others are served all the time.
+        bench.write(memory, 0..2);
+    }
+}
