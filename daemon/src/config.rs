@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::sys::memory::FRAME_SLACK;
 
-pub use error::ConfigError;
+pub use error::{ConfigError, ConfigWarning};
 pub use host::Host;
 pub use quota::{ADMIN_GROUP_DEFAULT, QuotaSettings, Subject, SubjectError};
 pub use settings::{Mode, Settings};
@@ -224,6 +224,13 @@ impl Config {
             return Err(ConfigError::SocketPathLong { path: self.socket.clone(), bytes });
         }
         Ok(())
+    }
+
+    /// What can be used, and is rarely meant.
+    #[must_use]
+    pub fn warning(&self) -> Option<ConfigWarning> {
+        let (vram, ram) = (self.vram, self.ram);
+        (ram < vram).then_some(ConfigWarning::RamSmall { vram, ram })
     }
 
     fn validate_page_size(&self) -> Result<(), ConfigError> {

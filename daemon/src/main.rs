@@ -80,6 +80,10 @@ fn run(cli: Cli) -> anyhow::Result<()> {
     let host = Host::of_process();
     let config = Config::load(cli.config.as_deref(), cli.settings, &host)?;
     if cli.check {
+        if let Some(warning) = config.warning() {
+            // Nothing is left to tell that standard error is closed.
+            let _closed = writeln!(std::io::stderr(), "warning: {warning}");
+        }
         let text = Settings::from(&config).to_toml();
         return std::io::stdout()
             .write_all(text.as_bytes())
@@ -90,6 +94,9 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         tracing::warn!("{variable} is ignored: no setting has that name{meant}");
     }
     announce(&config);
+    if let Some(warning) = config.warning() {
+        tracing::warn!("{warning}");
+    }
     make_default_directories(&config, &host)?;
     // Whoever waits for the daemon sees its socket; the log says the rest.
     Ok(reactor::run(&config, || ())?)

@@ -21,6 +21,7 @@ use crate::server::listener::{ListenError, Listener};
 use crate::server::session;
 use crate::store::spill::{Spill, SpillError};
 use crate::store::{AnyStore, StoreSetupError};
+use crate::sys::descriptors;
 use crate::sys::memory::{MemoryError, RamPool};
 use crate::sys::waker::Waker;
 use crate::sys::watch;
@@ -28,7 +29,7 @@ use crate::transfer::Transfer;
 
 /// How long transfers under way may take when the daemon stops.
 const DRAIN_WAIT: Duration = Duration::from_secs(10);
-/// How long to wait after `accept` failed, e.g. for lack of descriptors.
+/// How long to wait after `accept` failed, or for descriptors.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
 
 /// The daemon can't start, or had to end.
@@ -66,6 +67,12 @@ pub enum StartError {
         /// Why.
         source: std::io::Error,
     },
+    /// Something under way did not end when the daemon was to stop.
+    #[error(
+        "a transfer does not end: gave up after {DRAIN_WAIT:?}; the device, or a disk that is read or written, hangs: \
+         see the kernel's log"
+    )]
+    Wedged,
     /// The device failed for good.
     #[error("the device is lost; the daemon ends so that it can be started afresh")]
     DeviceLost,
@@ -185,12 +192,12 @@ async fn serve(
     };
     // No new clients; what is moving ends before its buffers go.
     drop(listener);
-    drain(&core, &waker, &completions).await;
-    ended
+    ended.and(drain(&core, &waker, &completions).await)
 }
 
 async fn accept(core: &Rc<RefCell<Core>>, listener: &Listener) {
     loop {
+        wait_for_descriptors(listener).await;
         match listener.socket().accept().await {
             Ok((stream, _address)) => {
                 let core = Rc::clone(core);
@@ -202,6 +209,17 @@ async fn accept(core: &Rc<RefCell<Core>>, listener: &Listener) {
                 tokio::time::sleep(ACCEPT_REST).await;
             }
         }
+    }
+}
+
+/// Clients wait outside while few descriptors are left.
+async fn wait_for_descriptors(listener: &Listener) {
+    if !descriptors::are_scarce(listener.socket()) {
+        return;
+    }
+    tracing::warn!("few descriptors are left: clients wait until some are free; raise LimitNOFILE");
+    while descriptors::are_scarce(listener.socket()) {
+        tokio::time::sleep(ACCEPT_REST).await;
     }
 }
 
@@ -250,7 +268,12 @@ async fn complete(
     }
 }
 
-async fn drain(core: &Rc<RefCell<Core>>, waker: &Waker, completions: &AsyncFd<OwnedFd>) {
+/// Waits until nothing moves any more.
+async fn drain(
+    core: &Rc<RefCell<Core>>,
+    waker: &Waker,
+    completions: &AsyncFd<OwnedFd>,
+) -> Result<(), StartError> {
     let drained = tokio::time::timeout(DRAIN_WAIT, async {
         while core.borrow().is_moving() {
             match completions.readable().await {
@@ -263,9 +286,11 @@ async fn drain(core: &Rc<RefCell<Core>>, waker: &Waker, completions: &AsyncFd<Ow
             core.borrow_mut().completions();
         }
     });
-    if drained.await.is_err() {
-        tracing::warn!("transfers are still under way after {DRAIN_WAIT:?}");
-    }
+    drained.await.map_err(|_elapsed| {
+        // What is under way owns its buffers, and would be waited for when they are dropped.
+        std::mem::forget(Rc::clone(core));
+        StartError::Wedged
+    })
 }
 
 /// A daemon on a thread of this process, on a socket of its own. Stops when dropped.

@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
 
 use lapis::Client;
 use nix::sys::signal::{Signal, kill};
@@ -12,6 +13,7 @@ use nix::unistd::Pid;
 use tempfile::TempDir;
 
 use crate::binaries::{lapisd, scratch};
+use crate::wait::until_within;
 
 /// A running daemon; killed when dropped.
 #[derive(Debug)]
@@ -55,6 +57,24 @@ impl Daemon {
         let daemon = Self { child, socket: directory.join("s"), log, _directory: None };
         daemon.wait_for_log("ready on");
         daemon
+    }
+
+    /// Like [`Self::start_in`], with what the log said until it served.
+    ///
+    /// # Panics
+    /// With its log, when it ends instead.
+    #[must_use]
+    pub fn start_logged(directory: &Path, flags: &[&str]) -> (Self, Vec<String>) {
+        let (child, log) = spawn(Command::new(lapisd()).args(arguments(directory, flags)));
+        let daemon = Self { child, socket: directory.join("s"), log, _directory: None };
+        let mut said = Vec::new();
+        for line in &daemon.log {
+            if line.contains("ready on") {
+                return (daemon, said);
+            }
+            said.push(line);
+        }
+        panic!("lapisd ended; it said:\n{}", said.join("\n"));
     }
 
     /// Waits for a line of the log that contains `text`, and returns it.
@@ -162,13 +182,26 @@ impl Daemon {
     ///
     /// # Panics
     /// When it ended otherwise.
-    pub fn ends_well(mut self) -> Vec<String> {
-        let status = self.child.wait().expect("it is our child");
+    pub fn ends_well(self) -> Vec<String> {
+        let (status, log) = self.ends(Duration::from_secs(60));
+        assert!(status.success(), "{status}; it said:\n{}", log.join("\n"));
+        log
+    }
+
+    /// Waits until a daemon that was told to stop has, well or not, and returns its status and what its log said that
+    /// nobody waited for. In any case its socket is removed, and it has not panicked.
+    ///
+    /// # Panics
+    /// When it goes on for longer than `wait`.
+    pub fn ends(mut self, wait: Duration) -> (ExitStatus, Vec<String>) {
+        let status = until_within(wait, "the daemon ends", || {
+            self.child.try_wait().expect("it is our child").ok_or("running")
+        });
         let log: Vec<String> = self.log.iter().collect();
         let panicked = log.iter().any(|line| line.contains("panicked"));
-        assert!(status.success() && !panicked, "{status}; it said:\n{}", log.join("\n"));
+        assert!(!panicked, "{status}; it said:\n{}", log.join("\n"));
         assert!(!self.socket.exists(), "the socket is still there");
-        log
+        (status, log)
     }
 
     /// Kills it without warning.

@@ -3,8 +3,12 @@
 pub mod binaries;
 pub mod daemon;
 pub mod fixtures;
+pub mod fleet;
 pub mod good;
+pub mod held;
 pub mod peer;
+pub mod random;
 pub mod simulation;
 pub mod victim;
 pub mod wait;
+pub mod worker;

@@ -5,6 +5,9 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
 /// Runs until it is killed, or dropped.
 #[derive(Debug)]
 pub struct Victim(Child);
@@ -40,6 +43,15 @@ impl Victim {
         output.read_line(&mut said).expect("a line");
         assert_eq!(said, "ready\n", "test-client {role} failed");
         Some(Self(child))
+    }
+
+    /// Sends it a signal.
+    ///
+    /// # Panics
+    /// When it is gone.
+    pub fn signal(&self, signal: Signal) {
+        let pid = i32::try_from(self.0.id()).expect("a pid is positive");
+        kill(Pid::from_raw(pid), signal).expect("it is our child");
     }
 
     /// Kills it without warning.

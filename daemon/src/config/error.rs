@@ -1,6 +1,7 @@
 //! What can be wrong with a configuration. Each message says what and why; [`ConfigError::fix`] says what to do.
 
 use std::borrow::Cow;
+use std::fmt;
 use std::path::PathBuf;
 
 use super::quota::Subject;
@@ -281,6 +282,30 @@ impl ConfigError {
             ConfigError::QuotaReserves { most, .. } => {
                 format!("raise vram, or lower vram_reserved to {most} in all").into()
             }
+        }
+    }
+}
+
+/// The configuration can be used, and is rarely meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ConfigWarning {
+    /// RAM holds less than VRAM.
+    RamSmall {
+        /// The VRAM tier.
+        vram: Size,
+        /// The RAM tier.
+        ram: Size,
+    },
+}
+
+impl fmt::Display for ConfigWarning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ConfigWarning::RamSmall { vram, ram } => write!(
+                f,
+                "ram ({ram}) is smaller than vram ({vram}): what leaves VRAM soon leaves RAM as well, and comes back \
+                 at the disk's speed; give ram at least {vram}"
+            ),
         }
     }
 }

@@ -1,10 +1,11 @@
 //! What defaults and shares depend on: who runs the daemon, and how much memory and disk there is.
 
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use nix::unistd::{Group, User};
+
+use crate::sys::memory::budget::headroom;
 
 /// The surroundings of a process, as far as a configuration depends on them.
 #[derive(Debug, Clone)]
@@ -63,50 +64,12 @@ impl Host {
     }
 }
 
-/// What the kernel says is available, but no more than the cgroups of this process still allow: in a container the
-/// machine's number is far beyond what may be used.
+/// What can still be had, the cgroups of this process counted: in a container the machine's number is far beyond what
+/// may be used.
 fn memory_available() -> io::Result<u64> {
-    let machine = available_in(&fs::read_to_string("/proc/meminfo")?)?;
-    // No cgroup file system, or none of the limits readable: nothing is known to be tighter than the machine.
-    let cgroups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    Ok(cgroup_room(&cgroups, Path::new("/sys/fs/cgroup")).map_or(machine, |room| room.min(machine)))
-}
-
-/// `MemAvailable` of `/proc/meminfo`, in bytes.
-fn available_in(meminfo: &str) -> io::Result<u64> {
-    let value = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kib = value.and_then(|value| value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
-    kib.and_then(|kib| kib.checked_mul(1024)).ok_or_else(|| {
+    headroom().map(|headroom| headroom.bytes).ok_or_else(|| {
         io::Error::new(io::ErrorKind::InvalidData, "/proc/meminfo has no MemAvailable")
     })
-}
-
-/// The least that any cgroup above this process still allows, version 2 or version 1.
-fn cgroup_room(cgroups: &str, mount: &Path) -> Option<u64> {
-    let mut least = None;
-    for line in cgroups.lines() {
-        let mut fields = line.splitn(3, ':').skip(1);
-        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
-        let (root, limit, usage) = if controllers.is_empty() {
-            (mount.to_owned(), "memory.max", "memory.current")
-        } else if controllers.split(',').any(|controller| controller == "memory") {
-            (mount.join("memory"), "memory.limit_in_bytes", "memory.usage_in_bytes")
-        } else {
-            continue;
-        };
-        let group = root.join(path.trim_start_matches('/'));
-        for directory in group.ancestors().take_while(|directory| directory.starts_with(&root)) {
-            // `max`, or a missing file at the root, means that this level has no limit.
-            let number = |name: &str| {
-                fs::read_to_string(directory.join(name)).ok()?.trim().parse::<u64>().ok()
-            };
-            if let Some(limit) = number(limit) {
-                let room = limit.saturating_sub(number(usage).unwrap_or(0));
-                least = Some(least.map_or(room, |least: u64| least.min(room)));
-            }
-        }
-    }
-    least
 }
 
 /// Free bytes of the file system that holds `directory` or, if it does not exist yet, its nearest ancestor.
@@ -119,33 +82,6 @@ fn disk_free(directory: &Path) -> io::Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn available_memory_is_read_from_meminfo() {
-        let text = "MemTotal:       24634040 kB\nMemAvailable:   24000000 kB\nBuffers: 1 kB\n";
-        assert_eq!(available_in(text).ok(), Some(24_576_000_000));
-        assert!(available_in("MemTotal: 1 kB\n").is_err());
-    }
-
-    #[test]
-    fn the_tightest_cgroup_counts() -> io::Result<()> {
-        let mount = tempfile::tempdir()?;
-        let inner = mount.path().join("slice/unit");
-        fs::create_dir_all(&inner)?;
-        fs::write(inner.join("memory.max"), "max\n")?;
-        fs::write(mount.path().join("slice/memory.max"), "1000000\n")?;
-        fs::write(mount.path().join("slice/memory.current"), "400000\n")?;
-        assert_eq!(cgroup_room("0::/slice/unit\n", mount.path()), Some(600_000));
-        assert_eq!(cgroup_room("0::/other\n", mount.path()), None);
-
-        let old = mount.path().join("memory/unit");
-        fs::create_dir_all(&old)?;
-        fs::write(old.join("memory.limit_in_bytes"), "500000\n")?;
-        fs::write(old.join("memory.usage_in_bytes"), "600000\n")?;
-        let both = "7:cpu,cpuacct:/unit\n4:memory:/unit\n0::/slice/unit\n";
-        assert_eq!(cgroup_room(both, mount.path()), Some(0));
-        Ok(())
-    }
 
     #[test]
     fn paths_follow_the_user() {

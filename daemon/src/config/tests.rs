@@ -274,6 +274,24 @@ fn vram_fits_into_the_tiers_below() {
 }
 
 #[test]
+fn ram_smaller_than_vram_is_warned_of() {
+    let warning = |vram, ram| {
+        let config = Config { vram, ram, ..config() };
+        config.validate().unwrap();
+        config.warning().map(|warning| warning.to_string())
+    };
+    assert_eq!(
+        warning(Size::gib(3), Size::gib(2)).as_deref(),
+        Some(
+            "ram (2GiB) is smaller than vram (3GiB): what leaves VRAM soon leaves RAM as well, and comes back at the \
+             disk's speed; give ram at least 3GiB"
+        )
+    );
+    assert_eq!(warning(Size::gib(2), Size::gib(2)), None);
+    assert_eq!(config().warning(), None, "the defaults are meant");
+}
+
+#[test]
 fn numbers_have_bounds() {
     let (message, fix) = refusal(&Config { queue_depth: 0, ..config() });
     assert_eq!(message, "queue_depth is 0, outside of 1 to 4096");

@@ -58,41 +58,57 @@ impl Engine {
         for at in &pages {
             self.flush_waiters.entry(*at).or_default().push(id);
             self.table.update(*at, |page| page.flushing = true);
-            self.flush_queue.push_back(*at);
+            self.queue_flush(*at);
         }
         for span in &spans {
             self.allocations.get_mut(&span.allocation).expect("resolved").mapped += 1;
         }
         self.session_mut(session).flushing += 1;
-        self.deadlines.insert((deadline_us, id));
         let missing = u32::try_from(pages.len()).expect("bounded by PAGES_PER_MAP_MAX");
         let pending = PendingFlush { session, request, spans, deadline_us, missing };
         self.flushes.insert(id, pending);
         if missing == 0 {
+            // Done at once, whatever its deadline.
             self.flushed.push(id);
+        } else {
+            self.deadlines.insert((deadline_us, id));
         }
         Ok(())
     }
 
+    /// Puts a page in line to be written, or to be copied to RAM first.
+    pub(super) fn queue_flush(&mut self, at: PageRef) {
+        if self.limits.unified || self.table.page(at).ram.is_some() {
+            self.flush_out.push_back(at);
+        } else {
+            self.flush_down.push_back(at);
+        }
+    }
+
     /// Starts what flushes wait for.
     pub(super) fn write_flushes(&mut self, now: u64, outbox: &mut Outbox) {
-        for _ in 0..self.flush_queue.len() {
-            let Some(at) = self.flush_queue.pop_front() else { return };
-            let Some(page) = self.table.find(at).filter(|page| page.flushing) else { continue };
-            if page.motion != Motion::Still || page.writers > 0 {
-                // Comes back when its motion or its last writer's mapping ends.
-                continue;
-            }
-            let in_vram = page.vram.is_some() && !page.provisional;
-            let started = if page.ram.is_some() || (self.limits.unified && in_vram) {
-                self.start_out(at, now, outbox)
-            } else if in_vram {
-                self.start_flush_down(at, now, outbox)
+        self.start_outs(now, outbox);
+        self.start_flush_downs(now, outbox);
+    }
+
+    /// Whether a page in line can go on. If not, it comes back when its motion or its last writer's mapping ends.
+    fn may_flush(&self, at: PageRef) -> bool {
+        self.table.find(at).is_some_and(|page| {
+            page.flushing && page.needs_flush() && page.motion == Motion::Still && page.writers == 0
+        })
+    }
+
+    fn start_outs(&mut self, now: u64, outbox: &mut Outbox) {
+        while let Some(at) = self.flush_out.front().copied() {
+            if !self.may_flush(at) {
+                self.flush_out.pop_front();
+            } else if !self.limits.unified && self.table.page(at).ram.is_none() {
+                // Somebody needed the frame more.
+                self.flush_out.pop_front();
+                self.flush_down.push_back(at);
+            } else if self.start_out(at, now, outbox) {
+                self.flush_out.pop_front();
             } else {
-                continue;
-            };
-            if !started {
-                self.flush_queue.push_front(at);
                 return;
             }
         }
@@ -100,7 +116,7 @@ impl Engine {
 
     /// Starts to write a page to the spill, if there is a slot and the spill is well. Answers whether it did.
     pub(super) fn start_out(&mut self, at: PageRef, now: u64, outbox: &mut Outbox) -> bool {
-        if !self.may_write(now) {
+        if self.outs >= self.limits.depth || self.spill_rests_until > now {
             return false;
         }
         let Some(slot) = self.slots.take().map(SpillSlot) else { return false };
@@ -108,18 +124,30 @@ impl Engine {
         true
     }
 
-    fn may_write(&self, now: u64) -> bool {
-        self.spill_rests_until <= now && self.outs < self.limits.depth && self.slots.free() > 0
-    }
-
-    fn start_flush_down(&mut self, at: PageRef, now: u64, outbox: &mut Outbox) -> bool {
-        // Only what can be written next: a copy that has to wait for a slot is dropped for the next one, and so on.
-        if !self.may_write(now) || self.downs >= self.limits.depth {
-            return false;
+    /// Copies down no more pages than can then be written: one that had to wait in RAM would be in the way there, and
+    /// be copied again after it had to go.
+    fn start_flush_downs(&mut self, now: u64, outbox: &mut Outbox) {
+        while let Some(at) = self.flush_down.front().copied() {
+            if !self.may_flush(at) {
+                self.flush_down.pop_front();
+                continue;
+            }
+            if self.table.page(at).ram.is_some() {
+                // Evicted to RAM meanwhile.
+                self.flush_down.pop_front();
+                self.flush_out.push_back(at);
+                self.start_outs(now, outbox);
+                continue;
+            }
+            let coming = self.flush_out.len() + self.downs as usize;
+            let writable = self.spill_rests_until <= now && coming < self.slots.free() as usize;
+            if !writable || self.downs >= self.limits.depth {
+                return;
+            }
+            let Some(ram) = self.ram_frame(RamUse::Flushing, now, outbox) else { return };
+            self.flush_down.pop_front();
+            self.start_down(at, ram, outbox);
         }
-        let Some(ram) = self.ram_frame(RamUse::Reading, now, outbox) else { return false };
-        self.start_down(at, ram, outbox);
-        true
     }
 
     /// A page's motion ended: a flush that waits for it may go on or be done.
@@ -129,8 +157,7 @@ impl Engine {
             return;
         }
         if page.needs_flush() {
-            // Its copy in RAM is written before another one comes down, which might take its frame.
-            self.flush_queue.push_front(at);
+            self.queue_flush(at);
             return;
         }
         self.table.update(at, |page| page.flushing = false);

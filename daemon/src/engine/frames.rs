@@ -97,13 +97,17 @@ impl VramFrames {
         self.free += 1;
     }
 
-    /// Takes a free frame of a domain other than this one, to have it asked back.
-    pub fn take_foreign(&mut self, domain: Domain) -> Option<(Domain, VramFrame)> {
-        let (owner, frame) = self
-            .seen
-            .iter_mut()
-            .filter(|(owner, _)| **owner != domain)
-            .find_map(|(owner, frames)| frames.pop().map(|frame| (*owner, frame)))?;
+    /// Takes a free frame of a domain other than this one that `may` come back, to have it asked back.
+    pub fn take_foreign(
+        &mut self,
+        domain: Domain,
+        may: impl Fn(VramFrame) -> bool,
+    ) -> Option<(Domain, VramFrame)> {
+        let mut others = self.seen.iter_mut().filter(|(owner, _)| **owner != domain);
+        let (owner, frame) = others.find_map(|(owner, frames)| {
+            let index = frames.iter().rposition(|frame| may(*frame))?;
+            Some((*owner, frames.remove(index)))
+        })?;
         self.free -= 1;
         Some((owner, frame))
     }

@@ -225,14 +225,10 @@ impl Engine {
             let id = *id;
             self.end_flush(id, Reply::Refused(Box::new(refused)), outbox);
         }
-        while let Some((id, _)) = self.sizes.pending.first_key_value() {
-            let refused = super::refusal::fault(0, fault);
-            let id = *id;
-            self.end_resize(id, Reply::Refused(Box::new(refused)), outbox);
-        }
         while let Some((id, pending)) = self.pending.first_key_value() {
             let (id, page) = (*id, pending.spans[0].first);
             self.refuse_pending(id, super::refusal::fault(page, fault), outbox);
         }
+        self.fail_resizes(outbox);
     }
 }

@@ -8,8 +8,9 @@ pub const RAM_READS_MIN: u32 = 1;
 pub const PREFETCH_PAGES_MAX: usize = 65_536;
 /// Accesses, as a multiple of the VRAM tier, after which an unused prefetched page is protected no more.
 pub const PREFETCH_EXPIRES_AFTER_TIERS: u64 = 4;
-/// Microseconds that a client has to give a frame back before it counts as quarantined.
-pub const REVOKE_WAIT_US: u64 = 2_000_000;
+/// Microseconds that a client has to give a frame back before whoever needs one looks elsewhere: a client that lives
+/// takes one or two milliseconds, and while a stopped one is waited for, nobody is served.
+pub const REVOKE_WAIT_US: u64 = 250_000;
 /// Times that a failed read is tried again before whoever waits for it is told.
 pub const READ_RETRIES: u8 = 2;
 /// Microseconds without writes to the spill after one failed.

@@ -12,6 +12,7 @@ use lapis_proto::message::{
 use super::Engine;
 use super::allocator::Span;
 use super::event::{Command, Outbox, Reply};
+use super::found::Found;
 use super::ids::{MappingId, PageRef, RequestId, SessionId, VramFrame};
 use super::page::Motion;
 use super::policy::next_use::{NEVER, predict};
@@ -41,8 +42,7 @@ pub struct PendingMap {
     pub admitted: bool,
     /// Pages that are not ready, each as often as it is asked for.
     pub missing: u32,
-    hits_vram: u32,
-    hits_ram: u32,
+    found: Found,
 }
 
 /// A granted map.
@@ -155,8 +155,7 @@ impl Engine {
             deadline_us,
             admitted: false,
             missing: 0,
-            hits_vram: 0,
-            hits_ram: 0,
+            found: Found::default(),
         };
         self.pending.insert(id, pending);
         if fits {
@@ -212,7 +211,8 @@ impl Engine {
         let access = pending.access;
         let spans = std::mem::take(&mut pending.spans);
         for at in spans.iter().flat_map(|span| span.pages()) {
-            self.count_use(&mut pending, at);
+            let file_backed = self.table.backing(at.backing).file_backed();
+            pending.found.note(self.table.page(at), file_backed);
             self.pin_for_use(at, access);
             if !self.table.page(at).ready(access) {
                 pending.missing += 1;
@@ -225,31 +225,6 @@ impl Engine {
         }
         pending.spans = spans;
         self.pending.insert(id, pending);
-    }
-
-    fn count_use(&mut self, pending: &mut PendingMap, at: PageRef) {
-        let file_backed = self.table.backing(at.backing).file_backed();
-        let page = self.table.page(at);
-        let counters = [&mut self.counters];
-        let session = self.sessions.get_mut(&pending.session).map(|session| &mut session.counters);
-        for counters in counters.into_iter().chain(session) {
-            if page.vram.is_some() {
-                counters.hits_vram += 1;
-            } else if page.ram.is_some() {
-                counters.hits_ram += 1;
-            } else if file_backed || page.slot.is_some() {
-                counters.misses += 1;
-            } else {
-                counters.zero_fills += 1;
-            }
-            if page.prefetched && page.fetched {
-                counters.prefetch_useful += 1;
-            } else if page.prefetched && page.vram.is_none() {
-                counters.prefetch_late += 1;
-            }
-        }
-        pending.hits_vram += u32::from(page.vram.is_some());
-        pending.hits_ram += u32::from(page.vram.is_none() && page.ram.is_some());
     }
 
     fn pin_for_use(&mut self, at: PageRef, access: Access) {
@@ -332,6 +307,7 @@ impl Engine {
         for counters in [&mut session.counters, &mut self.counters] {
             counters.maps += 1;
             counters.stalled_us += waited_us;
+            pending.found.count(counters);
         }
         let mut new_frames: Vec<VramFrame> = Vec::new();
         for frame in &frames {
@@ -344,7 +320,7 @@ impl Engine {
         if !new_frames.is_empty() {
             outbox.push(Command::Export { session, request, frames: new_frames });
         }
-        let (hits_vram, hits_ram) = (pending.hits_vram, pending.hits_ram);
+        let (hits_vram, hits_ram) = (pending.found.vram, pending.found.ram);
         let reply = Reply::Mapped(Mapped { mapping, frames, hits_vram, hits_ram, waited_us });
         outbox.push(Command::Reply { session, request, reply });
         if pending.access == Access::Overwrite {
@@ -407,7 +383,7 @@ impl Engine {
                 page.flushing && page.writers == 0
             });
             if flushing {
-                self.flush_queue.push_back(at);
+                self.queue_flush(at);
             }
         }
         self.let_go(spans, outbox);

@@ -28,6 +28,7 @@ pub mod allocator;
 mod cases;
 pub mod event;
 mod flush;
+mod found;
 pub mod frames;
 mod hops;
 pub mod ids;
@@ -80,10 +81,11 @@ pub struct Engine {
     /// Pages that have a VRAM frame and wait for a RAM frame.
     read_demand: VecDeque<PageRef>,
     read_prefetch: VecDeque<PageRef>,
-    /// Flushes that wait, those that wait for a page, and pages in line to be written.
+    /// Flushes that wait, those that wait for a page, and pages in line to be copied to RAM and to be written.
     flushes: BTreeMap<PendingId, PendingFlush>,
     flush_waiters: BTreeMap<PageRef, Vec<PendingId>>,
-    flush_queue: VecDeque<PageRef>,
+    flush_down: VecDeque<PageRef>,
+    flush_out: VecDeque<PageRef>,
     transfers: BTreeMap<Tag, PageRef>,
     /// Frames whose memory is being released or made.
     frame_transfers: BTreeMap<Tag, VramFrame>,
@@ -138,7 +140,8 @@ impl Engine {
             fill_prefetch: BTreeMap::new(),
             flushes: BTreeMap::new(),
             flush_waiters: BTreeMap::new(),
-            flush_queue: VecDeque::new(),
+            flush_down: VecDeque::new(),
+            flush_out: VecDeque::new(),
             read_demand: VecDeque::new(),
             read_prefetch: VecDeque::new(),
             transfers: BTreeMap::new(),
@@ -301,10 +304,7 @@ impl Engine {
                 | Request::Flush(_)
                 | Request::SetTier(_)
         );
-        (needs_device && self.device_lost).then(|| {
-            let message = "the device is lost; reconnect once the daemon has restarted";
-            refusal::plain(Code::DeviceLost, message)
-        })
+        (needs_device && self.device_lost).then(refusal::device_lost)
     }
 
     fn bye(&mut self, session: SessionId) -> Result<Reply, Refused> {

@@ -232,7 +232,8 @@ impl Engine {
     /// Whether a map that pins `new_pins` more pages may be admitted now.
     pub(super) fn room_for(&self, spans: &[Span], new_pins: u32) -> Room {
         let cap = u64::from(self.mapped_pages_max());
-        let taken = u64::from(self.table.pinned + self.vram.revoking_count()) + u64::from(new_pins);
+        let lost = self.vram.revoking_count() + self.lost_to(self.owner(spans[0].backing).domain);
+        let taken = u64::from(self.table.pinned) + u64::from(lost) + u64::from(new_pins);
         if self.quotas.is_empty() {
             return if taken <= cap { Room::Enough } else { Room::TierFull };
         }

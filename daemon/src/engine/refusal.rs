@@ -12,6 +12,10 @@ pub fn plain(code: Code, message: &str) -> Refused {
     Refused { code, object: 0, asked: 0, in_use: 0, limit: 0, message: message.to_owned() }
 }
 
+pub(super) fn device_lost() -> Refused {
+    plain(Code::DeviceLost, "the device is lost; reconnect once the daemon has restarted")
+}
+
 pub(super) fn unknown_allocation(id: AllocationId) -> Refused {
     let message =
         format!("allocation {} does not exist in this session: was it freed already?", id.0);
@@ -77,7 +81,9 @@ pub(super) fn in_use(id: AllocationId) -> Refused {
 }
 
 pub(super) fn fault(page: u32, fault: &TransferFault) -> Refused {
-    let (code, object) = fault.wire();
+    let (code, offset) = fault.wire();
+    // Where in the spill it lay is nothing that a client could know.
+    let object = if code == Code::DataLost { u64::from(page) } else { offset };
     let asked = match fault {
         TransferFault::Store(crate::store::StoreFault::Io { errno, .. }) => {
             u64::try_from(*errno as i32).unwrap_or(0)

@@ -17,7 +17,7 @@ use super::limits::Limits;
 use super::maps::PendingId;
 use super::placement::Need;
 use super::refusal;
-use super::room::RamUse;
+use super::room::{RamUse, Spared};
 use crate::device::DeviceFault;
 
 /// A tier change that waits for its size.
@@ -239,7 +239,9 @@ impl Engine {
                 self.sizes.parked.insert(frame, Parking::Releasing);
                 self.start_frame(frame, Hop::Release { target: frame }, outbox);
             } else if !self.revoke_any(now, outbox) {
-                let Some(victim) = self.vram_victim(Need::Demand, &[]) else { return };
+                let Some(victim) = self.vram_victim(Need::Demand, &Spared::default()) else {
+                    return;
+                };
                 if !self.evict(victim, now, outbox) {
                     return;
                 }
@@ -297,6 +299,13 @@ impl Engine {
             session.flushing -= 1;
         }
         (pending.session, pending.request)
+    }
+
+    /// The device is lost: no tier will get its size.
+    pub(super) fn fail_resizes(&mut self, outbox: &mut Outbox) {
+        while let Some(id) = self.sizes.pending.keys().next().copied() {
+            self.end_resize(id, Reply::Refused(Box::new(refusal::device_lost())), outbox);
+        }
     }
 
     pub(super) fn expire_resize(&mut self, id: PendingId, outbox: &mut Outbox) {

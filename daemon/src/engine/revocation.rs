@@ -1,18 +1,31 @@
 //! Frames that clients of another domain may still have mapped: asked back, acknowledged, or kept out of use until the
 //! process dies.
+//!
+//! A session that has let the time for one run out is *overdue* until it gives that one back. It is not asked for
+//! others meanwhile: each would be a wait for nothing, and the frame lost to its own domain as well.
+
+use std::collections::BTreeSet;
 
 use lapis_proto::message::Refused;
 
 use super::Engine;
 use super::event::{Command, Outbox, Reply};
-use super::ids::{Domain, SessionId, VramFrame};
+use super::ids::{Domain, PageRef, SessionId, VramFrame};
 use super::limits::REVOKE_WAIT_US;
 
 impl Engine {
-    /// Takes a free frame that only another domain's clients have seen and asks for it back. Answers whether there
-    /// was one.
-    pub(super) fn revoke_foreign(&mut self, domain: Domain, now: u64, outbox: &mut Outbox) -> bool {
-        match self.vram.take_foreign(domain) {
+    /// Takes a free frame that only another domain's clients have seen, none of them `overdue`, and asks for it back.
+    /// Answers whether there was one.
+    pub(super) fn revoke_foreign(
+        &mut self,
+        domain: Domain,
+        overdue: &[SessionId],
+        now: u64,
+        outbox: &mut Outbox,
+    ) -> bool {
+        let sessions = &self.sessions;
+        let may = |frame| !overdue.iter().any(|session| sessions[session].has_imported(frame));
+        match self.vram.take_foreign(domain, may) {
             Some((owner, frame)) => self.ask_back(owner, frame, now, outbox),
             None => return false,
         }
@@ -48,6 +61,46 @@ impl Engine {
             session.has_imported(frame).then_some(*id)
         };
         self.sessions.iter().filter_map(has).collect()
+    }
+
+    /// Sessions of other domains than this one that have not given back what they were asked for in time.
+    pub(super) fn overdue_beside(&self, domain: Domain) -> Vec<SessionId> {
+        let lapsed = |frame: &VramFrame| !self.revoking.contains_key(frame);
+        let lapsed: Vec<_> = self.vram.revoking().filter(lapsed).collect();
+        if lapsed.is_empty() {
+            return Vec::new();
+        }
+        let keeps = |session: &super::Session| {
+            session.domain != domain && lapsed.iter().any(|frame| session.has_imported(*frame))
+        };
+        self.sessions.iter().filter(|(_, session)| keeps(session)).map(|(id, _)| *id).collect()
+    }
+
+    /// Frames that pages of this domain can't have, for sessions that are overdue may have them, beside those that are
+    /// mapped or asked back already.
+    pub(super) fn lost_to(&self, domain: Domain) -> u32 {
+        let overdue = self.overdue_beside(domain);
+        if overdue.is_empty() {
+            return 0;
+        }
+        let admitted = self.pending.values().filter(|pending| pending.admitted);
+        let spans = self.mappings.values().map(|mapping| &mapping.spans);
+        let spans = spans.chain(admitted.map(|pending| &pending.spans)).flatten();
+        let pinned: BTreeSet<_> =
+            spans.flat_map(|span| span.pages()).filter_map(|at| self.table.page(at).vram).collect();
+        let lost = |frame: &VramFrame| {
+            overdue.iter().any(|id| self.session(*id).has_imported(*frame))
+                && !self.vram.is_revoking(*frame)
+                && !pinned.contains(frame)
+        };
+        let lost = (0..self.vram.capacity()).map(VramFrame).filter(lost).count();
+        u32::try_from(lost).expect("bounded by the frames")
+    }
+
+    /// Whether one of these sessions may have the page's VRAM frame.
+    pub(super) fn is_kept_by(&self, at: PageRef, overdue: &[SessionId]) -> bool {
+        let frame = self.table.page(at).vram;
+        frame.is_some_and(|frame| overdue.iter().any(|id| self.session(*id).has_imported(frame)))
     }
 
     /// Frames asked back that may still come in time.

@@ -5,7 +5,7 @@
 
 use super::Engine;
 use super::event::{Hop, Outbox};
-use super::ids::{PageRef, RamFrame, SpillSlot, VramFrame};
+use super::ids::{PageRef, RamFrame, SessionId, SpillSlot, VramFrame};
 use super::limits::PREFETCH_EXPIRES_AFTER_TIERS;
 use super::page::Motion;
 use super::placement::Need;
@@ -28,8 +28,25 @@ pub(super) enum Frame {
 pub(super) enum RamUse {
     /// A page on its way from VRAM: may take the last ones.
     Leaving,
-    /// A page being read, or copied out for a flush or a smaller tier: no reason to use the last ones.
+    /// A page being read, or copied out for a smaller tier: no reason to use the last ones.
     Reading,
+    /// A page on its way to the spill for a flush: not the place of another one that waits for that.
+    Flushing,
+}
+
+/// Whose pages are no victims for a page.
+#[derive(Debug, Default)]
+pub(super) struct Spared {
+    /// They hold no more than is reserved for them.
+    guarded: Vec<Instance>,
+    /// They keep frames: theirs would not come back.
+    overdue: Vec<SessionId>,
+}
+
+impl Spared {
+    fn is_nobody(&self) -> bool {
+        self.guarded.is_empty() && self.overdue.is_empty()
+    }
 }
 
 impl Engine {
@@ -54,6 +71,7 @@ impl Engine {
                 return Frame::QuotaFull;
             }
         }
+        let overdue = self.overdue_beside(domain);
         loop {
             if let Some((frame, own)) = self.vram.take(domain) {
                 return Frame::Got(frame, own);
@@ -63,12 +81,13 @@ impl Engine {
             if coming >= waiting.min(self.limits.depth) {
                 return Frame::TierFull;
             }
-            if self.revoke_foreign(domain, now, outbox) {
+            if self.revoke_foreign(domain, &overdue, now, outbox) {
                 continue;
             }
             // Anew for each victim: its owner may hold no more than its reserve now.
             let guarded = self.guarded_from(at);
-            let Some(victim) = self.vram_victim(need, &guarded) else { return Frame::TierFull };
+            let spared = Spared { guarded, overdue: overdue.clone() };
+            let Some(victim) = self.vram_victim(need, &spared) else { return Frame::TierFull };
             let before = (self.downs, self.outs, self.ram.free());
             let freed = self.evict(victim, now, outbox);
             if !freed && before == (self.downs, self.outs, self.ram.free()) {
@@ -106,7 +125,7 @@ impl Engine {
         held < u64::from(self.mapped_pages_max())
     }
 
-    pub(super) fn vram_victim(&mut self, need: Need, guarded: &[Instance]) -> Option<PageRef> {
+    pub(super) fn vram_victim(&mut self, need: Need, spared: &Spared) -> Option<PageRef> {
         let clock = self.clock;
         let expires = u64::from(self.limits.vram_frames) * PREFETCH_EXPIRES_AFTER_TIERS;
         while let Some((at_clock, at)) = self.table.protected.first() {
@@ -117,17 +136,17 @@ impl Engine {
             self.table.update(at, |page| page.prefetched = false);
         }
         let best = |order: &NextUse| {
-            if guarded.is_empty() {
+            if spared.is_nobody() {
                 return order.farthest(clock);
             }
-            order.farthest_where(clock, |at| !self.is_guarded(at, guarded))
+            order.farthest_where(clock, |at| !self.is_spared(at, spared))
         };
         let evictable = best(&self.table.evictable);
         match need {
             Need::Demand => evictable
                 // The one prefetched last will be needed last.
                 .or_else(|| {
-                    self.table.protected.last().filter(|(_, at)| !self.is_guarded(*at, guarded))
+                    self.table.protected.last().filter(|(_, at)| !self.is_spared(*at, spared))
                 })
                 .or_else(|| best(&self.table.protected))
                 .or_else(|| best(&self.table.kept))
@@ -138,6 +157,10 @@ impl Engine {
                 evictable.filter(|(next, _)| distance(*next, clock) > ahead).map(|(_, at)| at)
             }
         }
+    }
+
+    fn is_spared(&self, at: PageRef, spared: &Spared) -> bool {
+        self.is_guarded(at, &spared.guarded) || self.is_kept_by(at, &spared.overdue)
     }
 
     fn drop_from_vram(&mut self, at: PageRef) {
@@ -171,18 +194,24 @@ impl Engine {
     ) -> Option<RamFrame> {
         let reserve = match use_ {
             RamUse::Leaving => 0,
-            RamUse::Reading => self.limits.ram_reserve(),
+            RamUse::Reading | RamUse::Flushing => self.limits.ram_reserve(),
         };
         if self.ram.free() > reserve {
             return self.ram.take().map(RamFrame);
         }
         let clock = self.clock;
-        let victim = self.table.ram_duplicate.last();
-        if let Some((_, at)) = victim.or_else(|| self.table.ram_clean.farthest(clock)) {
+        let (duplicate, clean) = (&self.table.ram_duplicate, &self.table.ram_clean);
+        let victim = if use_ == RamUse::Flushing {
+            let may = |at| !self.table.page(at).flushing;
+            duplicate.farthest_where(clock, may).or_else(|| clean.farthest_where(clock, may))
+        } else {
+            duplicate.last().or_else(|| clean.farthest(clock))
+        };
+        if let Some((_, at)) = victim {
             return Some(self.drop_from_ram(at));
         }
         self.write_out(now, outbox);
-        if self.outs > 0 {
+        if self.outs > 0 || use_ == RamUse::Flushing {
             return None;
         }
         // RAM is full of pages that wait for VRAM, which may be full of pages that wait for RAM: one of them is read

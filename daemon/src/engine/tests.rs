@@ -1,6 +1,9 @@
 //! The engine against a naive model: random clients, random order of completions, random faults. A page's content is
 //! one number, so a frame used by two pages, a stale copy or a lost write shows as a wrong number.
 
+mod bench;
+mod faults;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use lapis_proto::message::{

@@ -20,6 +20,7 @@ use crate::engine::event::{Command, Event, Outbox, Reply, Request};
 use crate::engine::ids::{Domain, FileId};
 use crate::engine::refusal::plain;
 use crate::store::AnyStore;
+use crate::sys::descriptors;
 use crate::transfer::Transfer;
 
 /// One client's sending side, and how to wake the task that serves it.
@@ -184,6 +185,11 @@ impl Core {
     pub fn request(&mut self, session: SessionId, request: RequestId, parsed: Parsed) {
         let body = match parsed {
             Parsed::Request(body) => body,
+            Parsed::OpenFile(fd, _) if descriptors::are_scarce_with(&fd) => {
+                drop(fd);
+                let message = "few descriptors are left, and each open file takes one: free some files, or raise LimitNOFILE";
+                return self.refuse(session, request, &plain(Code::TooMany, message));
+            }
             Parsed::OpenFile(fd, body) => {
                 self.last_file += 1;
                 let file = FileId(self.last_file);
@@ -318,6 +324,10 @@ impl Core {
         fds: Vec<OwnedFd>,
     ) {
         let Some(connection) = self.connections.get_mut(&session) else { return };
+        if connection.broken {
+            // What was to come before this is missing: the client would misread it.
+            return;
+        }
         if let Err(error) = connection.outgoing.push(request, message, fds) {
             tracing::error!(session = session.0, "cannot send: {error}");
             return self.break_off(session);

@@ -1,5 +1,6 @@
 //! Thin owners of kernel objects that have no better home.
 
+pub mod descriptors;
 pub(crate) mod direct;
 pub mod memory;
 #[cfg(test)]

@@ -3,11 +3,12 @@
 
 use std::fs::File;
 use std::io::Write;
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use lapis::{Access, Client};
+use lapis::{Access, Client, Code, Error, Quota, QuotaSubject, Tier};
 use lapis_proto::handshake::hello;
 use lapis_proto::ids::AllocationId;
 use lapis_proto::kind::Kind;
@@ -15,6 +16,9 @@ use lapis_proto::message::{
     Allocate, Allocated, Done, Map, Mapped, PageRange, Stat, Stats, Unmap, Welcome,
 };
 use lapis_tests::peer::{Peer, frame};
+use lapis_tests::worker::{Known, Worker};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::resource::{Resource, setrlimit};
 
 const WAIT: Duration = Duration::from_secs(60);
 
@@ -26,12 +30,17 @@ fn main() {
     let socket = Path::new(socket);
     let number = |index: usize| rest[index].parse::<u32>().expect("a number");
     match role.as_str() {
+        "administer" => administer(socket),
         "allocate" => allocate_and_free(socket),
+        "cramped" => cramped(socket, Path::new(&rest[0])),
         "deaf" => deaf(socket, number(0), number(1)),
         "greet" => greet(socket, number(0)),
+        "hold" => hold(socket, number(0)),
         "hoard" => hoard(socket, number(0)),
+        "shut-out" => shut_out(socket),
         "prefetch" => prefetch(socket, Path::new(&rest[0])),
         "wait" => wait(socket, number(0)),
+        "work" => work(socket, number(0), &rest[1..]),
         "write" => write(socket, number(0)),
         _ => panic!("no such role: {role}"),
     }
@@ -40,6 +49,43 @@ fn main() {
 fn ready() {
     println!("ready");
     std::io::stdout().flush().expect("the test listens");
+}
+
+/// Tries to change what only administrators may.
+fn administer(socket: &Path) -> ! {
+    let client = connect(socket);
+    let own = QuotaSubject::Uid(nix::unistd::geteuid().as_raw());
+    let more = Quota { vram_max: Some(1 << 40), priority: 9, ..Quota::none(own) };
+    let refused = [
+        client.set_quota(more),
+        client.set_quota(Quota::none(own)),
+        client.set_quota(Quota::none(QuotaSubject::EachSession)),
+        client.set_tier(Tier::Vram, 0, WAIT),
+        client.set_tier(Tier::Ram, 1 << 20, WAIT),
+        client.set_tier(Tier::Nvme, 0, WAIT),
+    ];
+    for result in refused {
+        let code = result.map_err(|error| error.code());
+        assert_eq!(code, Err(Some(Code::NotPermitted)));
+    }
+    // It may see what limits it, and is served.
+    assert_eq!(client.quotas().expect("anybody may ask").len(), 1);
+    let memory = client.allocate(client.page_size()).expect("there is room");
+    drop(memory.map_all(Access::Write).expect("there is room"));
+    ready();
+    for_ever();
+}
+
+/// Finds a socket that is not for it.
+fn shut_out(socket: &Path) -> ! {
+    match Client::connect(socket) {
+        Err(Error::Connect { source, .. }) => {
+            assert_eq!(source.kind(), std::io::ErrorKind::PermissionDenied);
+        }
+        other => panic!("{other:?}"),
+    }
+    ready();
+    for_ever();
 }
 
 /// Until the test kills us.
@@ -91,6 +137,23 @@ fn allocate_and_free(socket: &Path) -> ! {
     }
 }
 
+/// Opens a file that it has no addresses for.
+fn cramped(socket: &Path, path: &Path) -> ! {
+    let client = connect(socket);
+    let length = path.metadata().expect("it is there").len();
+    setrlimit(Resource::RLIMIT_AS, length, length).expect("less than before");
+    match client.open_path(path, 0, length) {
+        Err(Error::Io { call: "mmap", source }) => {
+            assert_eq!(source.kind(), std::io::ErrorKind::OutOfMemory);
+        }
+        other => panic!("{other:?}"),
+    }
+    client.stats().expect("the session goes on");
+    assert_eq!(client.take_refusal(), None);
+    ready();
+    for_ever();
+}
+
 /// Asks for so many mappings that must wait, each of so many pages, and reads none of the replies.
 fn deaf(socket: &Path, pages: u32, maps: u32) -> ! {
     let (mut peer, page_size) = greeted(socket);
@@ -112,6 +175,16 @@ fn wait(socket: &Path, pages: u32) -> ! {
     peer.ask(&map(allocation, pages, Access::Write), None);
     let stats: Stats = peer.call(&Stat {}).expect("answered at once");
     assert_eq!(stats.session.maps, 0);
+    ready();
+    for_ever();
+}
+
+/// Holds a mapping of so many pages, written once.
+fn hold(socket: &Path, pages: u32) -> ! {
+    let client = connect(socket);
+    let allocation = client.allocate(u64::from(pages) * client.page_size()).expect("there is room");
+    let mut mapping = allocation.map_all(Access::Overwrite).expect("there is room");
+    mapping.bytes_mut(0).fill(0xA5);
     ready();
     for_ever();
 }
@@ -142,6 +215,28 @@ fn hoard(socket: &Path, pages: u32) -> ! {
     ready();
     loop {
         write();
+    }
+}
+
+/// Does everything at random and checks every byte, with this seed, on files with the patterns that their names are the
+/// seeds of, until standard input ends.
+fn work(socket: &Path, seed: u32, files: &[String]) {
+    let known = files.iter().map(|path| {
+        let path = PathBuf::from(path);
+        let name = path.file_name().and_then(|name| name.to_str());
+        let seed = name.and_then(|name| name.parse().ok()).expect("a file is named by its seed");
+        Known { path, seed }
+    });
+    let mut worker = Worker::new(socket, known.collect(), u64::from(seed));
+    worker.step();
+    ready();
+    let stdin = std::io::stdin();
+    let is_over = || {
+        let mut fds = [PollFd::new(stdin.as_fd(), PollFlags::POLLIN)];
+        poll(&mut fds, PollTimeout::ZERO).expect("it can be polled") > 0
+    };
+    while !is_over() {
+        worker.step();
     }
 }
 

@@ -162,8 +162,18 @@ impl Frames {
             }
             FrameOp::TakeForeign(domain) => {
                 let own = Place::Seen(Domain(domain));
-                let taken = self.real.take_foreign(Domain(domain));
-                self.taken_from(taken, |place| seen(place) && place != own)?;
+                // Odd ones don't come back.
+                let even = |frame: VramFrame| frame.0.is_multiple_of(2);
+                let taken = self.real.take_foreign(Domain(domain), even);
+                let foreign = |place: Place| seen(place) && place != own;
+                let places = self.naive.iter().enumerate();
+                let there =
+                    places.filter(|(index, place)| index.is_multiple_of(2) && foreign(**place)).count() > 0;
+                prop_assert_eq!(taken.is_some(), there);
+                prop_assert!(taken.is_none_or(|(_, frame)| even(frame)));
+                if taken.is_some() {
+                    self.taken_from(taken, foreign)?;
+                }
             }
             FrameOp::TakeSeen => {
                 let taken = self.real.take_seen();
