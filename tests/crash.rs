@@ -321,9 +321,14 @@ fn load(client: &Client, sample: &Sample) -> Error {
 #[test]
 fn a_daemon_told_to_stop_under_load_ends_well() {
     for signal in [nix::sys::signal::Signal::SIGTERM, nix::sys::signal::Signal::SIGINT] {
-        let daemon = Daemon::start(SMALL);
+        let directory = scratch();
+        let daemon = Daemon::start_in(directory.path(), SMALL);
         let sample = Sample::new(4, 1 << 20);
         let (ended, end) = channel();
+        let holder = daemon.connect();
+        let memory = holder.allocate(2 * holder.page_size()).unwrap();
+        let mut held = memory.map_all(Access::Write).unwrap();
+        held.bytes_mut(0).fill(0x5C);
         for _ in 0..3 {
             let (client, ended) = (daemon.connect(), ended.clone());
             let sample = Sample::new(4, sample.content().len());
@@ -337,6 +342,16 @@ fn a_daemon_told_to_stop_under_load_ends_well() {
                 matches!(error, Error::Disconnected) || error.code() == Some(Code::ShuttingDown);
             assert!(expected, "{error}");
         }
-        daemon.ends_well();
+        // It waited for what was moving, and said nothing of having given up.
+        let log = daemon.ends_well();
+        let unwell = |line: &&String| line.contains("WARN") || line.contains("ERROR");
+        assert_eq!(log.iter().find(unwell), None);
+        let left = directory.path().read_dir().unwrap().map(|entry| entry.unwrap().file_name());
+        assert_eq!(left.collect::<Vec<_>>(), ["lapis.lock"]);
+        // What was mapped can be read, and written, to the end.
+        assert!(held.bytes(0).iter().all(|byte| *byte == 0x5C));
+        held.bytes_mut(0).fill(0x5D);
+        assert!(held.bytes(0).iter().all(|byte| *byte == 0x5D));
+        assert!(matches!(held.unmap().unwrap_err(), Error::Disconnected));
     }
 }

@@ -712,11 +712,11 @@ fn silent_clients_are_let_go_and_others_served_meanwhile() {
 }
 
 #[test]
-fn two_thousand_connections_leave_nothing_behind() {
+fn ten_thousand_connections_leave_nothing_behind() {
     let bench = Bench::new();
     let file = File::open("/etc/passwd").unwrap();
     let open = frame(2, &OpenFile { offset: 0, length: 1 }, 1);
-    for round in 0..2000 {
+    for round in 0..10_000 {
         match round % 5 {
             0 => drop(bench.connect()),
             1 => bench.connect().send(b"no").unwrap(),

@@ -9,11 +9,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use lapis::{HopStats, Stats};
+use lapis::{Access, Allocation, Client, Code, HopStats, Stats};
 use lapis_tests::binaries::{lapisctl, scratch};
 use lapis_tests::daemon::Daemon;
 use lapis_tests::fleet::{Fleet, Plan, known_file};
-use lapis_tests::good::{nothing_is_left, still_serves};
+use lapis_tests::good::{Sample, nothing_is_left, still_serves};
 use lapis_tests::held::Held;
 use lapis_tests::wait::{until, until_within};
 use lapis_tests::worker;
@@ -25,6 +25,8 @@ const FULL: &[&str] = &["--page-size", "64KiB", "--nvme", "192MiB", "--socket-mo
 const MAPS_PER_KILL: u64 = 60;
 /// Clients of two users work side by side where that can be: frames must not pass between them.
 const NOBODY: u32 = 65_534;
+/// Of a map that is going to be refused.
+const SOON: Duration = Duration::from_millis(1);
 /// Heap that the allocator may keep although nothing is in it.
 const HEAP_SLACK_KIB: u64 = 8 << 10;
 
@@ -155,6 +157,59 @@ fn soak(flags: &[&str], enough: &Work, seed: u64) {
     let mut left: Vec<_> = names.collect();
     left.sort();
     assert_eq!(left, ["1", "2", "lapis.lock"]);
+}
+
+/// Requests of all kinds, granted and refused, in one session.
+fn operate(client: &Client, sample: &Sample, file: &Allocation, memory: &Allocation) {
+    let page = client.page_size();
+    let opened = client.open_path(sample.path(), 5, 10).unwrap();
+    drop(opened.map_all(Access::Read).unwrap());
+    drop(memory.map(page..2 * page, Access::Write).unwrap());
+    memory.flush(0..page).unwrap();
+    memory.prefetch(0..2 * page).unwrap();
+    let held = memory.map(0..20 * page, Access::Read).unwrap();
+    for (result, code) in [
+        (client.map(&[(memory, 20 * page..32 * page)], Access::Read, SOON), Code::TimedOut),
+        (client.map(&[(memory, 0..40 * page)], Access::Read, SOON), Code::OverCapacity),
+        (client.map(&[(file, 0..page)], Access::Write, SOON), Code::ReadOnly),
+        (client.map(&[(file, 9 * page..10 * page)], Access::Read, SOON), Code::FileTruncated),
+    ] {
+        assert_eq!(result.unwrap_err().code(), Some(code));
+    }
+    drop(held);
+    let error = client.open_path("/dev/null", 0, 1).unwrap_err();
+    assert_eq!(error.code(), Some(Code::NotAFile), "{error}");
+    assert_eq!(client.allocate(1 << 40).unwrap_err().code(), Some(Code::TooMany));
+    assert_eq!(client.take_refusal(), None);
+}
+
+#[test]
+fn a_session_holds_no_more_after_many_operations_than_after_the_first() {
+    let daemon = Daemon::start(&[FULL, &["--vram", "2MiB", "--ram", "2MiB"]].concat());
+    let (sample, cut) = (Sample::new(1, 1000), Sample::new(2, 1 << 20));
+    let client = daemon.connect();
+    let memory = client.allocate(40 * client.page_size()).unwrap();
+    let file = client.open_path(cut.path(), 0, 1 << 20).unwrap();
+    std::fs::OpenOptions::new().write(true).open(cut.path()).unwrap().set_len(1).unwrap();
+    operate(&client, &sample, &file, &memory);
+    let state = || {
+        let stats = client.stats().unwrap();
+        let pinned = (stats.vram.pinned, stats.mappings, stats.allocations);
+        (Held::of(daemon.pid()), pinned)
+    };
+    let first = state();
+    assert_eq!(first.1, (0, 0, 2));
+    // 14 requests each, of which some send or keep descriptors.
+    for _ in 0..number("LAPIS_SOAK_OPERATIONS", 5000) / 14 {
+        operate(&client, &sample, &file, &memory);
+    }
+    until("what the first operations left", || {
+        let now = state();
+        if now == first { Ok(()) } else { Err((now, &first)) }
+    });
+    drop((file, memory, client));
+    still_serves(&daemon);
+    daemon.stop_well();
 }
 
 const SHORT: Work = Work { clients: 6, frames: 32, kills: 12, time: Duration::ZERO };
