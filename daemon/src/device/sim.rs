@@ -8,9 +8,7 @@ mod frames;
 mod link;
 
 use std::os::fd::OwnedFd;
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::Arc;
 use std::time::Duration;
 
 use lapis_proto::ids::VramFrame;
@@ -21,10 +19,11 @@ use super::{Device, DeviceDone, DeviceFault, DeviceInfo, DeviceOp, Full};
 use crate::engine::ids::Tag;
 use crate::sys::memory::RamPool;
 use crate::sys::waker::Waker;
+use crate::sys::workers::Workers;
 use frames::Frames;
 use link::Link;
 
-/// Operations that wait in one direction.
+/// Operations of one direction in flight, beside one in hand a thread.
 const QUEUE: usize = 64;
 
 /// What to simulate.
@@ -47,21 +46,15 @@ pub struct SimOptions {
 pub struct SimDevice {
     info: DeviceInfo,
     frames: Arc<Frames>,
-    /// Dropped to end the threads.
-    up: Option<SyncSender<(Tag, DeviceOp)>>,
-    down: Option<SyncSender<(Tag, DeviceOp)>>,
-    done: Receiver<DeviceDone>,
-    threads: Vec<JoinHandle<()>>,
+    up: Workers<(Tag, DeviceOp), DeviceDone>,
+    down: Workers<(Tag, DeviceOp), DeviceDone>,
 }
 
-/// What a copy thread works with.
-struct Worker {
-    jobs: Arc<Mutex<Receiver<(Tag, DeviceOp)>>>,
+/// What the copy threads of one direction work with.
+struct Copier {
     frames: Arc<Frames>,
     pool: Arc<RamPool>,
-    link: Arc<Link>,
-    done: SyncSender<DeviceDone>,
-    waker: Waker,
+    link: Link,
 }
 
 impl SimDevice {
@@ -76,34 +69,20 @@ impl SimDevice {
     ) -> Result<Self, DeviceFault> {
         let frames = Arc::new(Frames::new(options.frames, options.page_size)?);
         let threads_count = options.copy_threads.max(1);
-        // Room for every operation that can be queued or in hand, so that no thread ever waits for the reactor.
-        let (sender, done) = sync_channel(2 * (QUEUE + threads_count));
-        let mut threads = Vec::new();
-        let mut direction = |name: &str| -> Result<_, DeviceFault> {
-            let (jobs, receiver) = sync_channel(QUEUE);
-            let receiver = Arc::new(Mutex::new(receiver));
-            let link = Arc::new(Link::new(options.bandwidth_bytes_per_s, options.latency));
-            for index in 0..threads_count {
-                let worker = Worker {
-                    jobs: Arc::clone(&receiver),
-                    frames: Arc::clone(&frames),
-                    pool: Arc::clone(pool),
-                    link: Arc::clone(&link),
-                    done: sender.clone(),
-                    waker: waker.clone(),
-                };
-                let thread = std::thread::Builder::new()
-                    .name(format!("copy-{name}-{index}"))
-                    .spawn(move || worker.run())
-                    .map_err(|error| DeviceFault::Setup {
-                        call: "starting a copy thread",
-                        source: Errno::from_raw(error.raw_os_error().unwrap_or(0)),
-                    })?;
-                threads.push(thread);
-            }
-            Ok(jobs)
+        let direction = |name: &str| {
+            let copier = Copier {
+                frames: Arc::clone(&frames),
+                pool: Arc::clone(pool),
+                link: Link::new(options.bandwidth_bytes_per_s, options.latency),
+            };
+            let depth = QUEUE + threads_count;
+            Workers::new(name, threads_count, depth, waker, move |(tag, op)| copier.run(tag, op))
+                .map_err(|error| DeviceFault::Setup {
+                    call: "starting a copy thread",
+                    source: Errno::from_raw(error.raw_os_error().unwrap_or(0)),
+                })
         };
-        let (up, down) = (Some(direction("up")?), Some(direction("down")?));
+        let (up, down) = (direction("copy-up")?, direction("copy-down")?);
         let info = DeviceInfo {
             kind: DeviceKind::Sim,
             unified: false,
@@ -112,7 +91,7 @@ impl SimDevice {
             frames: options.frames,
             page_kind: frames.page_kind().name(),
         };
-        Ok(Self { info, frames, up, down, done, threads })
+        Ok(Self { info, frames, up, down })
     }
 }
 
@@ -126,18 +105,15 @@ impl Device for SimDevice {
             DeviceOp::Up { .. }
             | DeviceOp::Zero { .. }
             | DeviceOp::Release { .. }
-            | DeviceOp::Restore { .. } => &self.up,
-            DeviceOp::Down { .. } => &self.down,
+            | DeviceOp::Restore { .. } => &mut self.up,
+            DeviceOp::Down { .. } => &mut self.down,
         };
-        match direction.as_ref().expect("open until dropped").try_send((tag, op)) {
-            Ok(()) => Ok(()),
-            Err(TrySendError::Full(_)) => Err(Full),
-            Err(TrySendError::Disconnected(_)) => unreachable!("threads end only with the device"),
-        }
+        direction.submit(|| (tag, op))
     }
 
     fn poll(&mut self, done: &mut Vec<DeviceDone>) {
-        done.extend(self.done.try_iter());
+        self.up.poll(done);
+        self.down.poll(done);
     }
 
     fn export(&self, frame: VramFrame) -> Result<OwnedFd, DeviceFault> {
@@ -145,35 +121,12 @@ impl Device for SimDevice {
     }
 }
 
-impl Drop for SimDevice {
-    fn drop(&mut self) {
-        (self.up, self.down) = (None, None);
-        // What is queued is finished first: an operation in flight owns its frames.
-        for thread in self.threads.drain(..) {
-            while !thread.is_finished() {
-                // Completions that nobody polls any more must not hold up the thread that reports them.
-                let _unpolled = self.done.recv_timeout(Duration::from_millis(1));
-            }
-            if thread.join().is_err() {
-                tracing::error!("a copy thread panicked");
-            }
-        }
-    }
-}
-
-impl Worker {
-    fn run(&self) {
-        loop {
-            let job = self.jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
-            let Ok((tag, op)) = job else { return };
-            let turn = self.link.begin(self.frames.page_size());
-            let result = self.execute(op);
-            self.link.finish(turn);
-            if self.done.send(DeviceDone { tag, result }).is_err() {
-                return;
-            }
-            self.waker.wake();
-        }
+impl Copier {
+    fn run(&self, tag: Tag, op: DeviceOp) -> DeviceDone {
+        let turn = self.link.begin(self.frames.page_size());
+        let result = self.execute(op);
+        self.link.finish(turn);
+        DeviceDone { tag, result }
     }
 
     fn execute(&self, op: DeviceOp) -> Result<(), DeviceFault> {

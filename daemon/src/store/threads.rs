@@ -1,14 +1,10 @@
 //! The store without io_uring: threads that wait in `pread` and `pwrite`.
 //!
-//! For machines that refuse io_uring (containers, hardened kernels). Operations go to the threads through a bounded
-//! queue, completions come back through another; both are as long as operations may be in flight, so neither side
-//! ever waits for the other.
+//! For machines that refuse io_uring (containers, hardened kernels).
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::sync::Arc;
 
 use nix::errno::Errno;
 use nix::libc::off_t;
@@ -23,6 +19,7 @@ use crate::device::Full;
 use crate::engine::ids::{FileId, Tag};
 use crate::sys::memory::RamPool;
 use crate::sys::waker::Waker;
+use crate::sys::workers::Workers;
 
 /// A store on threads. Dropping it waits for what is in flight.
 #[derive(Debug)]
@@ -30,12 +27,7 @@ pub struct ThreadStore {
     pool: Arc<RamPool>,
     spill: Option<Arc<Spill>>,
     files: BTreeMap<FileId, Arc<ModelFile>>,
-    depth: u32,
-    in_flight: u32,
-    /// `None` only while dropping.
-    tasks: Option<SyncSender<Task>>,
-    done: Receiver<StoreDone>,
-    threads: Vec<JoinHandle<()>>,
+    workers: Workers<Task, StoreDone>,
 }
 
 impl ThreadStore {
@@ -51,27 +43,11 @@ impl ThreadStore {
         waker: &Waker,
     ) -> Result<Self, StoreSetupError> {
         let depth = depth.max(1);
-        let length = usize::try_from(depth).unwrap_or(usize::MAX);
-        let (tasks, queue) = sync_channel(length);
-        let (finished, done) = sync_channel(length);
-        let queue = Arc::new(Mutex::new(queue));
-        let mut store = Self {
-            pool,
-            spill: spill.map(Arc::new),
-            files: BTreeMap::new(),
-            depth,
-            in_flight: 0,
-            tasks: Some(tasks),
-            done,
-            threads: Vec::new(),
-        };
-        for number in 0..threads.clamp(1, depth) {
-            let (queue, finished, waker) = (Arc::clone(&queue), finished.clone(), waker.clone());
-            let builder = thread::Builder::new().name(format!("lapis-store-{number}"));
-            let thread = builder.spawn(move || work(&queue, &finished, &waker));
-            store.threads.push(thread.map_err(|source| StoreSetupError::Thread { source })?);
-        }
-        Ok(store)
+        let count = |number: u32| usize::try_from(number).unwrap_or(usize::MAX);
+        let (threads, depth) = (count(threads.clamp(1, depth)), count(depth));
+        let workers = Workers::new("lapis-store", threads, depth, waker, work)
+            .map_err(|source| StoreSetupError::Thread { source })?;
+        Ok(Self { pool, spill: spill.map(Arc::new), files: BTreeMap::new(), workers })
     }
 
     /// Registers a file that a client opened for reading, with `O_DIRECT` or not.
@@ -88,29 +64,17 @@ impl ThreadStore {
 
 impl Store for ThreadStore {
     fn submit(&mut self, tag: Tag, op: StoreOp) -> Result<(), Full> {
-        if self.in_flight == self.depth {
-            return Err(Full);
-        }
         let file = match op {
             StoreOp::ReadFile { file, .. } => self.files.get(&file).cloned(),
             StoreOp::ReadSpill { .. } | StoreOp::WriteSpill { .. } => None,
         };
-        let task = Task::new(tag, op, &self.pool, file, self.spill.as_ref());
-        let tasks = self.tasks.as_ref().expect("only drop takes the queue");
-        tasks
-            .try_send(task)
-            .expect("the queue holds `depth` tasks, and its threads live as long as it does");
-        self.in_flight += 1;
-        Ok(())
+        self.workers.submit(|| Task::new(tag, op, &self.pool, file, self.spill.as_ref()))
     }
 
     fn flush(&mut self) {}
 
     fn poll(&mut self, done: &mut Vec<StoreDone>) {
-        while let Ok(finished) = self.done.try_recv() {
-            self.in_flight -= 1;
-            done.push(finished);
-        }
+        self.workers.poll(done);
     }
 
     fn close_file(&mut self, file: FileId) {
@@ -118,28 +82,9 @@ impl Store for ThreadStore {
     }
 }
 
-impl Drop for ThreadStore {
-    fn drop(&mut self) {
-        drop(self.tasks.take());
-        for thread in self.threads.drain(..) {
-            if thread.join().is_err() {
-                tracing::error!("a store thread panicked");
-            }
-        }
-    }
-}
-
-/// A thread's life: until the store drops its end of the queue and the queue is empty.
-fn work(queue: &Mutex<Receiver<Task>>, finished: &SyncSender<StoreDone>, waker: &Waker) {
-    loop {
-        let task = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
-        let Ok(mut task) = task else { return };
-        let outcome = run(&mut task);
-        if finished.send(task.finish(outcome)).is_err() {
-            return;
-        }
-        waker.wake();
-    }
+fn work(mut task: Task) -> StoreDone {
+    let outcome = run(&mut task);
+    task.finish(outcome)
 }
 
 fn run(task: &mut Task) -> Result<(), StoreFault> {

@@ -5,3 +5,6 @@ pub mod memory;
 pub mod peer;
 pub mod waker;
 pub mod watch;
+pub(crate) mod workers;
+#[cfg(test)]
+mod workers_tests;
