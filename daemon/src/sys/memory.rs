@@ -14,10 +14,13 @@ use std::sync::Arc;
 
 use nix::errno::Errno;
 
+use super::sync;
 use crate::engine::ids::RamFrame;
 
 pub(crate) mod budget;
 pub mod claims;
+#[cfg(test)]
+mod claims_tests;
 pub(crate) mod mapping;
 
 use claims::{Claimed, Claims, Exclusive, Shared};

@@ -2,7 +2,10 @@
 
 pub(crate) mod direct;
 pub mod memory;
+#[cfg(test)]
+mod model;
 pub mod peer;
+mod sync;
 pub mod waker;
 pub mod watch;
 pub(crate) mod workers;

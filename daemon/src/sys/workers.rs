@@ -7,9 +7,9 @@
 use std::collections::VecDeque;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::{Builder, JoinHandle};
+use std::sync::PoisonError;
 
+use super::sync::{Arc, Builder, Condvar, JoinHandle, Mutex, MutexGuard};
 use super::waker::Waker;
 use crate::device::Full;
 

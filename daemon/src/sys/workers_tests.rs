@@ -1,4 +1,4 @@
-//! Workers whose jobs panic.
+//! What the model does not show: panics.
 
 use std::os::fd::AsFd;
 

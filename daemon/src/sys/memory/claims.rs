@@ -3,8 +3,7 @@
 //! An operation in flight holds a claim, so that a frame given to two operations at once, a bug elsewhere, is caught
 //! before it becomes a data race.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use super::sync::{Arc, AtomicU32, Ordering};
 
 /// The counter's value while a writer owns the frame; below it, it counts readers.
 const EXCLUSIVE: u32 = u32::MAX;
@@ -111,42 +110,5 @@ impl<T: Claimed> Exclusive<T> {
 impl<T: Claimed> Drop for Exclusive<T> {
     fn drop(&mut self) {
         self.owner.claims().disown(self.index);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    struct Two(Claims);
-
-    impl Claimed for Two {
-        fn claims(&self) -> &Claims {
-            &self.0
-        }
-    }
-
-    #[test]
-    fn readers_share_and_writers_do_not() {
-        let two = Arc::new(Two(Claims::new(2)));
-        let reader = Shared::new(&two, 0).unwrap();
-        let other_reader = Shared::new(&two, 0).unwrap();
-        assert!(Exclusive::new(&two, 0).is_none());
-        let writer = Exclusive::new(&two, 1).unwrap();
-        assert!(Exclusive::new(&two, 1).is_none());
-        assert!(Shared::new(&two, 1).is_none());
-        drop(reader);
-        assert!(Exclusive::new(&two, 0).is_none(), "one reader is left");
-        drop(other_reader);
-        assert!(Exclusive::new(&two, 0).is_some());
-        drop(writer);
-        assert!(Shared::new(&two, 1).is_some());
-    }
-
-    #[test]
-    fn a_frame_that_does_not_exist_cannot_be_claimed() {
-        let two = Arc::new(Two(Claims::new(2)));
-        assert!(Shared::new(&two, 2).is_none());
-        assert!(Exclusive::new(&two, u32::MAX).is_none());
     }
 }
