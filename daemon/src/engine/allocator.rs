@@ -282,3 +282,6 @@ impl Engine {
         Tag(self.last_tag)
     }
 }
+
+#[cfg(test)]
+mod tests;

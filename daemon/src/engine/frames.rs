@@ -184,3 +184,6 @@ impl VramFrames {
         self.unseen.iter().copied().chain(self.seen.values().flatten().copied())
     }
 }
+
+#[cfg(test)]
+mod tests;

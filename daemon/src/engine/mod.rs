@@ -24,6 +24,8 @@ use resize::Sizes;
 use session::Session;
 
 pub mod allocator;
+#[cfg(test)]
+mod cases;
 pub mod event;
 mod flush;
 pub mod frames;

@@ -242,3 +242,6 @@ impl PageTable {
 fn busy(page: &Page) -> bool {
     page.pins > 0 || page.motion != super::page::Motion::Still
 }
+
+#[cfg(test)]
+mod tests;
