@@ -176,7 +176,8 @@ impl Engine {
         self.queue.insert(place, id);
     }
 
-    fn new_pins(&self, spans: &[Span]) -> u32 {
+    /// How many more pages would be pinned.
+    pub(super) fn new_pins(&self, spans: &[Span]) -> u32 {
         let unpinned = |page: &PageRef| self.table.page(*page).pins == 0;
         if let [span] = spans {
             let count = span.pages().filter(unpinned).count();

@@ -10,6 +10,7 @@ use super::Engine;
 use super::allocator::Span;
 use super::event::Reply;
 use super::ids::{BackingId, Domain, PageRef, SessionId};
+use super::maps::distinct_pages;
 use super::refusal;
 
 /// Whom pages are charged to.
@@ -155,12 +156,10 @@ impl Engine {
         if self.quotas.is_empty() {
             return Ok(());
         }
-        for span in spans {
-            for (_, quota) in self.quotas_of(self.owner(span.backing)) {
-                let Some(limit) = quota.vram_max.map(|bytes| self.pages(bytes)) else { continue };
-                if u64::from(span.count) > limit {
-                    return Err(self.over_quota(asked, 0, limit, "of VRAM"));
-                }
+        for (instance, limit) in self.vram_limits(spans) {
+            let own = distinct_pages(&self.spans_of(instance, spans));
+            if own > limit {
+                return Err(self.over_quota(own, 0, limit, "of VRAM"));
             }
         }
         let cap = u64::from(self.mapped_pages_max());
@@ -170,6 +169,25 @@ impl Engine {
             return Err(refusal::over_capacity(asked, limit));
         }
         Ok(())
+    }
+
+    /// Whom quotas of VRAM bind of those that the spans' pages are charged to, each with how many pages it may have.
+    fn vram_limits(&self, spans: &[Span]) -> Vec<(Instance, u64)> {
+        let mut owners: Vec<Owner> = Vec::new();
+        for span in spans {
+            let owner = self.owner(span.backing);
+            if !owners.contains(&owner) {
+                owners.push(owner);
+            }
+        }
+        let quotas = owners.into_iter().flat_map(|owner| self.quotas_of(owner));
+        quotas.filter_map(|(own, quota)| Some((own, self.pages(quota.vram_max?)))).collect()
+    }
+
+    /// The spans whose pages an instance is charged.
+    fn spans_of(&self, instance: Instance, spans: &[Span]) -> Vec<Span> {
+        let own = |span: &&Span| instance.owns(&self.owner(span.backing));
+        spans.iter().filter(own).copied().collect()
     }
 
     /// Pages reserved for instances that the session is none of; with `unused`, only those not mapped by them.
@@ -209,20 +227,10 @@ impl Engine {
         if self.quotas.is_empty() {
             return if taken <= cap { Room::Enough } else { Room::TierFull };
         }
-        let mut owners: Vec<Owner> = Vec::new();
-        for span in spans {
-            let owner = self.owner(span.backing);
-            if !owners.contains(&owner) {
-                owners.push(owner);
-            }
-        }
-        for owner in owners {
-            for (instance, quota) in self.quotas_of(owner) {
-                let limit = quota.vram_max.map(|bytes| self.pages(bytes));
-                let used = || self.used_by(instance).pinned + u64::from(new_pins);
-                if limit.is_some_and(|limit| used() > limit) {
-                    return Room::QuotaFull;
-                }
+        for (instance, limit) in self.vram_limits(spans) {
+            let own = u64::from(self.new_pins(&self.spans_of(instance, spans)));
+            if own > 0 && self.used_by(instance).pinned + own > limit {
+                return Room::QuotaFull;
             }
         }
         if taken + self.reserved_for_others(session, true) <= cap {
