@@ -54,7 +54,6 @@ impl Engine {
                 return Frame::QuotaFull;
             }
         }
-        let guarded = self.guarded_from(at);
         loop {
             if let Some((frame, own)) = self.vram.take(domain) {
                 return Frame::Got(frame, own);
@@ -66,6 +65,8 @@ impl Engine {
             if self.revoke_foreign(domain, now, outbox) {
                 continue;
             }
+            // Anew for each victim: its owner may hold no more than its reserve now.
+            let guarded = self.guarded_from(at);
             let Some(victim) = self.vram_victim(need, &guarded) else { return Frame::TierFull };
             let (downs, ram) = (self.downs, self.ram.free());
             if !self.evict(victim, now, outbox) && (downs, ram) == (self.downs, self.ram.free()) {
