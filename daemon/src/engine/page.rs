@@ -198,6 +198,20 @@ impl Page {
         self.vram.is_some() || target
     }
 
+    /// Whether it is being copied down, to leave VRAM.
+    #[must_use]
+    pub fn leaves_vram(&self) -> bool {
+        match self.motion {
+            Motion::Down { .. } => true,
+            Motion::Still
+            | Motion::NeedRam { .. }
+            | Motion::Reading { .. }
+            | Motion::Up { .. }
+            | Motion::Zero { .. }
+            | Motion::Out { .. } => false,
+        }
+    }
+
     /// Whether a flush still has to write it: it has bytes of its own, and the spill doesn't hold them.
     #[must_use]
     pub fn needs_flush(&self) -> bool {

@@ -49,6 +49,8 @@ pub struct Backing {
     pub owner: Owner,
     /// Pages that hold a VRAM frame, or are being filled.
     pub in_vram: u32,
+    /// Those of them that are being copied down.
+    pub leaving: u32,
     /// Pages with a pin.
     pub pinned: u32,
     /// Allocations that share it; 0: it goes as soon as nothing moves or pins its pages.
@@ -108,6 +110,7 @@ impl PageTable {
             domain: owner.domain,
             owner,
             in_vram: 0,
+            leaving: 0,
             pinned: 0,
             references: 1,
             busy: 0,
@@ -185,15 +188,18 @@ impl PageTable {
         let file_backed = backing.file_backed();
         let page = &mut backing.pages[at.index as usize];
         let (was_pinned, was_busy, had_vram) = (page.pins > 0, busy(page), page.holds_vram());
+        let was_leaving = page.leaves_vram();
         let before = (page.vram_class, page.ram_class, page.next_use, page.prefetched_at);
         let result = change(page);
         page.vram_class = page.class_in_vram();
         page.ram_class = page.class_in_ram(file_backed);
         let after = (page.vram_class, page.ram_class, page.next_use, page.prefetched_at);
         let (is_pinned, is_busy, has_vram) = (page.pins > 0, busy(page), page.holds_vram());
+        let is_leaving = page.leaves_vram();
         self.pinned = self.pinned + u32::from(is_pinned) - u32::from(was_pinned);
         backing.pinned = backing.pinned + u32::from(is_pinned) - u32::from(was_pinned);
         backing.in_vram = backing.in_vram + u32::from(has_vram) - u32::from(had_vram);
+        backing.leaving = backing.leaving + u32::from(is_leaving) - u32::from(was_leaving);
         backing.busy = backing.busy + u32::from(is_busy) - u32::from(was_busy);
         if before != after {
             self.move_in_orders(at, before, after);

@@ -46,6 +46,8 @@ impl Instance {
 #[derive(Debug, Clone, Copy, Default)]
 struct Use {
     vram: u64,
+    /// Those of VRAM that are on their way down.
+    leaving: u64,
     pinned: u64,
     anonymous: u64,
 }
@@ -93,6 +95,7 @@ impl Engine {
         let mut total = Use::default();
         for (_, backing) in self.table.iter().filter(|(_, backing)| instance.owns(&backing.owner)) {
             total.vram += u64::from(backing.in_vram);
+            total.leaving += u64::from(backing.leaving);
             total.pinned += u64::from(backing.pinned);
             if !backing.file_backed() {
                 total.anonymous += u64::from(backing.pages_count());
@@ -265,9 +268,13 @@ impl Engine {
             return Vec::new();
         }
         let owner = self.owner(at.backing);
+        let no_more_than = |instance, reserved| {
+            let used = self.used_by(instance);
+            used.vram - used.leaving <= reserved
+        };
         self.reserving()
             .filter(|(instance, reserved)| {
-                !instance.owns(&owner) && self.used_by(*instance).vram <= *reserved
+                !instance.owns(&owner) && no_more_than(*instance, *reserved)
             })
             .map(|(instance, _)| instance)
             .collect()

@@ -226,6 +226,7 @@ fn compare_counts(table: &PageTable, naive: &Naive) -> Result<(), TestCaseError>
     };
     let pinned = |page: &Page| page.pins > 0;
     let busy = |page: &Page| page.pins > 0 || page.motion != Motion::Still;
+    let leaving = |page: &Page| matches!(page.motion, Motion::Down { .. });
     let in_vram = |page: &Page| {
         let leaves_or_stays =
             matches!(page.motion, Motion::Still | Motion::Down { .. } | Motion::Out { .. });
@@ -241,6 +242,7 @@ fn compare_counts(table: &PageTable, naive: &Naive) -> Result<(), TestCaseError>
         prop_assert_eq!(real.pinned, count(&naive.pages, pinned));
         prop_assert_eq!(real.busy, count(&naive.pages, busy));
         prop_assert_eq!(real.in_vram, count(&naive.pages, in_vram));
+        prop_assert_eq!(real.leaving, count(&naive.pages, leaving));
         all += naive.pages.len() as u64;
         all_pinned += count(&naive.pages, pinned);
     }
