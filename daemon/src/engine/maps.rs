@@ -113,10 +113,10 @@ impl Engine {
         if asked > u64::from(cap) {
             return Err(refusal::over_capacity(asked, cap));
         }
-        self.check_mapped(session, &spans, asked)?;
+        self.check_mapped(&spans, asked)?;
         let new_pins = self.new_pins(&spans);
         let fits = new_pins == 0
-            || (self.queue.is_empty() && self.room_for(session, &spans, new_pins) == Room::Enough);
+            || (self.queue.is_empty() && self.room_for(&spans, new_pins) == Room::Enough);
         if map.wait_us == 0 && !fits {
             return Err(refusal::timed_out(asked, self.table.pinned, cap, "room, with no wait"));
         }
@@ -195,7 +195,7 @@ impl Engine {
         while let Some(id) = self.queue.get(index).copied() {
             let pending = &self.pending[&id];
             let new_pins = self.new_pins(&pending.spans);
-            match self.room_for(pending.session, &pending.spans, new_pins) {
+            match self.room_for(&pending.spans, new_pins) {
                 Room::Enough => {
                     self.queue.remove(index);
                     self.admit(id);

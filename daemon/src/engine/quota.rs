@@ -150,12 +150,7 @@ impl Engine {
     }
 
     /// Refuses a map that can never be admitted under the quotas there are.
-    pub(super) fn check_mapped(
-        &self,
-        session: SessionId,
-        spans: &[Span],
-        asked: u64,
-    ) -> Result<(), Refused> {
+    pub(super) fn check_mapped(&self, spans: &[Span], asked: u64) -> Result<(), Refused> {
         if self.quotas.is_empty() {
             return Ok(());
         }
@@ -166,7 +161,7 @@ impl Engine {
             }
         }
         let cap = u64::from(self.mapped_pages_max());
-        let reserved = self.reserved_for_others(session, false);
+        let reserved = self.reserved_for_others(spans, false);
         if asked + reserved > cap {
             let limit = u32::try_from(cap.saturating_sub(reserved)).unwrap_or(u32::MAX);
             return Err(refusal::over_capacity(asked, limit));
@@ -193,10 +188,12 @@ impl Engine {
         spans.iter().filter(own).copied().collect()
     }
 
-    /// Pages reserved for instances that the session is none of; with `unused`, only those not mapped by them.
-    fn reserved_for_others(&self, session: SessionId, unused: bool) -> u64 {
-        let owner = self.owner_of_session(session);
-        let others = self.reserving().filter(|(instance, _)| !instance.owns(&owner));
+    /// Pages reserved for instances that not all of the spans' pages are charged to: no page of theirs will make room
+    /// for such a span. With `unused`, only those not mapped by them.
+    fn reserved_for_others(&self, spans: &[Span], unused: bool) -> u64 {
+        let owns_all =
+            |instance: Instance| spans.iter().all(|span| instance.owns(&self.owner(span.backing)));
+        let others = self.reserving().filter(|(instance, _)| !owns_all(*instance));
         others
             .map(|(instance, reserved)| {
                 let pinned = if unused { self.used_by(instance).pinned } else { 0 };
@@ -224,7 +221,7 @@ impl Engine {
     }
 
     /// Whether a map that pins `new_pins` more pages may be admitted now.
-    pub(super) fn room_for(&self, session: SessionId, spans: &[Span], new_pins: u32) -> Room {
+    pub(super) fn room_for(&self, spans: &[Span], new_pins: u32) -> Room {
         let cap = u64::from(self.mapped_pages_max());
         let taken = u64::from(self.table.pinned + self.vram.revoking_count()) + u64::from(new_pins);
         if self.quotas.is_empty() {
@@ -236,7 +233,7 @@ impl Engine {
                 return Room::QuotaFull;
             }
         }
-        if taken + self.reserved_for_others(session, true) <= cap {
+        if taken + self.reserved_for_others(spans, true) <= cap {
             Room::Enough
         } else {
             Room::TierFull
