@@ -347,3 +347,8 @@ impl Engine {
         Reply::Quotas(self.quotas.values().map(report).collect())
     }
 }
+
+#[cfg(test)]
+mod naive;
+#[cfg(test)]
+mod tests;
