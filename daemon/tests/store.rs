@@ -20,6 +20,9 @@ use lapisd::sys::waker::Waker;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use tempfile::TempDir;
 
+#[path = "store/random.rs"]
+mod random;
+
 const PAGE: u64 = 64 << 10;
 const PAGE_BYTES: usize = 64 << 10;
 const FRAMES: u32 = 64;
@@ -90,7 +93,7 @@ fn with_both(test: impl Fn(bool)) {
     if probe.store.kind() == "io_uring" {
         test(false);
     } else {
-        eprintln!("skipped on io_uring: this machine refuses it");
+        eprintln!("SKIPPED on io_uring: this machine refuses it");
     }
 }
 
@@ -305,7 +308,7 @@ fn spill_file(directory: &Path) -> File {
         })
     };
     let link = links.into_iter().find(of_directory).expect("the spill is open");
-    OpenOptions::new().write(true).open(link).unwrap()
+    OpenOptions::new().read(true).write(true).open(link).unwrap()
 }
 
 #[test]
