@@ -7,7 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::ids::{Domain, VramFrame};
 
-/// Free slots of the RAM tier or the spill. The lowest is given first, so that a small use touches little memory.
+/// Free slots of the RAM tier or the spill. Those given back go first, then the lowest that was never used, so that a
+/// small use touches little memory.
 #[derive(Debug)]
 pub struct FreeSlots {
     free: Vec<u32>,

@@ -2,6 +2,8 @@
 //!
 //! A quota binds an *instance*: one user, one group or one session. What an instance uses is summed over backings, and
 //! only while there are quotas: without any, nothing here costs anything.
+//!
+//! A limit goes before a reserve: whom a limit binds together make room for one another, reserved or not.
 
 use lapis_proto::code::Code;
 use lapis_proto::message::{QUOTAS_MAX, Quota, QuotaSubject, QuotaUse, Refused};

@@ -8,6 +8,7 @@ use super::*;
 const SLOTS: u32 = 12;
 const FRAMES: u32 = 16;
 const STEPS: usize = 250;
+const PAGE_LENGTH: u32 = 64 << 10;
 
 /// xorshift64*: enough to choose among requests.
 struct Random(u64);
@@ -72,6 +73,12 @@ fn open_either(path: &Path, direct: bool) -> OwnedFd {
     let flags = if direct { libc::O_DIRECT } else { 0 };
     let direct = OpenOptions::new().read(true).custom_flags(flags).open(path);
     direct.map_or_else(|_| open(path, false), OwnedFd::from)
+}
+
+fn plain(file: &File, offset: u64, length: u32) -> Vec<u8> {
+    let mut bytes = vec![0; usize::try_from(length).unwrap()];
+    file.read_exact_at(&mut bytes, offset).unwrap();
+    bytes
 }
 
 impl World {
@@ -252,9 +259,8 @@ impl World {
                     assert_eq!(result, Err(StoreFault::Truncated { offset, end: *size }));
                 } else {
                     assert_eq!(result, Ok(0), "{asked:?} of {size} bytes");
-                    let mut expected = vec![0; PAGE_BYTES];
-                    let there = &mut expected[..usize::try_from(length).unwrap()];
-                    file.read_exact_at(there, offset).unwrap();
+                    let mut expected = plain(file, offset, length);
+                    expected.resize(PAGE_BYTES, 0);
                     let found = self.fixture.page(frame, offset);
                     assert!(found == expected, "{asked:?} of {size} bytes differs");
                 }
@@ -292,8 +298,7 @@ impl World {
     /// A slot holds what was written there last, for whoever reads the file plainly.
     fn check_slot(&self, slot: u32) {
         let Some(content) = &self.slots[usize::try_from(slot).unwrap()] else { return };
-        let mut found = vec![0; PAGE_BYTES];
-        self.spill.read_exact_at(&mut found, u64::from(slot) * PAGE).unwrap();
+        let found = plain(&self.spill, u64::from(slot) * PAGE, PAGE_LENGTH);
         assert!(found == *content, "slot {slot} differs");
     }
 
@@ -308,7 +313,13 @@ impl World {
             (0..SLOTS).for_each(|slot| self.check_slot(slot));
             return self.out_of_order;
         }
-        self.fixture.store.flush();
+        let out_of_order = self.out_of_order;
+        self.drop_store(&idle);
+        out_of_order
+    }
+
+    /// What is under way when the store is dropped has arrived when it is gone.
+    fn drop_store(self, idle: &[u32]) {
         let Fixture { store, pool, .. } = self.fixture;
         drop(store);
         for frame in 0..FRAMES {
@@ -316,7 +327,23 @@ impl World {
             let known = &self.frames[usize::try_from(frame).unwrap()];
             assert!(!idle.contains(&frame) || claim.bytes() == known, "frame {frame} has changed");
         }
-        self.out_of_order
+        for (asked, frame) in self.asked.into_values() {
+            let claim = pool.claim_read(RamFrame(frame)).unwrap();
+            let (at, expected) = match asked {
+                Asked::Read { file, offset, length } => {
+                    let Plain { file, size, .. } = &self.files[&file];
+                    if offset + u64::from(length) > *size {
+                        continue;
+                    }
+                    (offset % 4096, plain(file, offset, length))
+                }
+                Asked::Back { slot, .. } | Asked::Out { slot } => {
+                    (0, plain(&self.spill, u64::from(slot) * PAGE, PAGE_LENGTH))
+                }
+            };
+            let found = &claim.bytes()[usize::try_from(at).unwrap()..][..expected.len()];
+            assert!(found == expected, "{asked:?} is not done");
+        }
     }
 }
 

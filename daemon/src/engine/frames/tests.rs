@@ -167,8 +167,10 @@ impl Frames {
                 let taken = self.real.take_foreign(Domain(domain), even);
                 let foreign = |place: Place| seen(place) && place != own;
                 let places = self.naive.iter().enumerate();
-                let there =
-                    places.filter(|(index, place)| index.is_multiple_of(2) && foreign(**place)).count() > 0;
+                let there = places
+                    .filter(|(index, place)| index.is_multiple_of(2) && foreign(**place))
+                    .count()
+                    > 0;
                 prop_assert_eq!(taken.is_some(), there);
                 prop_assert!(taken.is_none_or(|(_, frame)| even(frame)));
                 if taken.is_some() {

@@ -127,17 +127,20 @@ fn room_for_many_pages_at_once_leaves_a_reserve_alone() {
 
 #[test]
 fn a_map_of_a_file_that_another_group_pays_for_is_filled_or_refused() {
-    run([
-        connect(0, 101),
-        connect(0, 100),
-        Op::OpenFile { session: 0, inode: 0 },
-        Op::Allocate { session: 0, pages: 5 },
-        Op::OpenFile { session: 1, inode: 0 },
-        Op::Allocate { session: 1, pages: 30 },
-        map(1, 1, 6, Access::Read),
-        Op::Unmap { mapping: 0 },
-        map(0, 1, 5, Access::Read),
-        quota_of(QuotaSubject::Gid(100), None, 6),
-        map(1, 0, 4, Access::Read),
-    ]);
+    // Alone, and with a page that its own group pays for.
+    for ranges in [vec![(0, 0, 4)], vec![(0, 0, 4), (1, 0, 1)]] {
+        run([
+            connect(0, 101),
+            connect(0, 100),
+            Op::OpenFile { session: 0, inode: 0 },
+            Op::Allocate { session: 0, pages: 5 },
+            Op::OpenFile { session: 1, inode: 0 },
+            Op::Allocate { session: 1, pages: 30 },
+            map(1, 1, 6, Access::Read),
+            Op::Unmap { mapping: 0 },
+            map(0, 1, 5, Access::Read),
+            quota_of(QuotaSubject::Gid(100), None, 6),
+            Op::Map { session: 1, ranges, access: Access::Read },
+        ]);
+    }
 }
