@@ -4,6 +4,7 @@
 //! return CODE and do nothing. The symbol `work` stands for the execution of queued copies and fills.
 //! A sticky code also breaks the context that the call is made in.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::SystemTime;
@@ -22,8 +23,8 @@ struct Fault {
     times: u64,
 }
 
-/// When the file was last written, and how long it is.
-type Stamp = Option<(SystemTime, u64)>;
+/// Which file it is, when it was last written, and how long it is: one put in its place at once differs in the first.
+type Stamp = Option<(u64, SystemTime, u64)>;
 
 #[derive(Debug, Default)]
 struct Faults {
@@ -115,7 +116,8 @@ impl Faults {
     /// Takes the file's faults anew when it was written to.
     fn reread(&mut self) {
         let found = std::fs::metadata(&self.file).ok();
-        let stamp = found.and_then(|found| Some((found.modified().ok()?, found.len())));
+        let stamp =
+            found.and_then(|found| Some((found.ino(), found.modified().ok()?, found.len())));
         if stamp == self.seen {
             return;
         }

@@ -24,13 +24,19 @@ impl FakeCuda {
     /// # Panics
     /// When the shared library was not built: the test's package must depend on this one.
     pub fn new(directory: &Path) -> io::Result<Self> {
-        let (libraries, state) = (directory.join("lib"), directory.join("state"));
-        std::fs::create_dir(&libraries)?;
-        ledger::shared_directory(&state)?;
+        let fake = Self::open(directory);
+        std::fs::create_dir(&fake.libraries)?;
+        ledger::shared_directory(&fake.state)?;
         for name in ["libcuda.so", "libcuda.so.1"] {
-            std::os::unix::fs::symlink(library(), libraries.join(name))?;
+            std::os::unix::fs::symlink(library(), fake.libraries.join(name))?;
         }
-        Ok(Self { libraries, state })
+        Ok(fake)
+    }
+
+    /// The machine that was set up in a directory, perhaps by another process.
+    #[must_use]
+    pub fn open(directory: &Path) -> Self {
+        Self { libraries: directory.join("lib"), state: directory.join("state") }
     }
 
     /// What a process must have in its environment.

@@ -70,6 +70,7 @@ mod config;
 mod driver;
 mod event;
 mod faults;
+mod forms;
 mod gate;
 pub mod harness;
 mod host;

@@ -102,9 +102,13 @@ impl Stream {
             {
                 driver.break_device(device, code);
             }
-            drop(work);
-            self.lock().done += 1;
-            self.wake();
+            let mut queue = self.lock();
+            if device.fault().is_none() {
+                // With the lock: who sees the event complete sees the stream done as well, and the other way round.
+                work.complete_event();
+            }
+            queue.done += 1;
+            self.changed.notify_all();
         }
     }
 

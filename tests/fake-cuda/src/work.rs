@@ -93,10 +93,8 @@ impl Work {
                 fill(&to, pattern)?;
                 unchanged(driver, to.iter())
             }
-            Self::Record { event, generation } => {
-                event.complete(*generation);
-                Ok(())
-            }
+            // That is for `complete_event`.
+            Self::Record { .. } => Ok(()),
             Self::WaitFor { event, generation } => {
                 let other = &driver.devices[event.device];
                 event.wait(*generation, || device.fault().is_some() || other.fault().is_some());
@@ -109,6 +107,13 @@ impl Work {
                 as_host_function(|| unsafe { function(*data as *mut _) });
                 Ok(())
             }
+        }
+    }
+
+    /// For a record: all before it is done.
+    pub(crate) fn complete_event(&self) {
+        if let Self::Record { event, generation } = self {
+            event.complete(*generation);
         }
     }
 }

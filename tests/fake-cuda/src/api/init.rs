@@ -8,6 +8,7 @@ use crate::code::{INVALID_VALUE, NOT_FOUND, Outcome, require};
 use crate::code_names::CODES;
 use crate::config::Config;
 use crate::driver::Driver;
+use crate::forms::is_known_to;
 
 exports! {
     fn cuInit(flags: u32) = initialise;
@@ -28,20 +29,6 @@ exports! {
 const FOUND: u32 = 0;
 const NO_SYMBOL: u32 = 1;
 const VERSION_TOO_LOW: u32 = 2;
-
-/// Since which version `cuGetProcAddress` gives out a later form of a function.
-/// Forms that aren't here have been the ones given out since before it existed.
-const LATER_FORMS: &[(&str, i32)] = &[
-    ("cuDeviceGetUuid_v2", 11_040),
-    ("cuEventElapsedTime_v2", 12_080),
-    ("cuGetProcAddress_v2", 12_000),
-    ("cuMemcpyBatchAsync_v2", 13_000),
-    ("cuMemcpy3DBatchAsync_v2", 13_000),
-    ("cuMemAdvise_v2", 13_000),
-    ("cuMemPrefetchAsync_v2", 13_000),
-    ("cuCtxCreate_v3", 11_040),
-    ("cuCtxCreate_v4", 12_050),
-];
 
 fn initialise(flags: u32) -> Outcome {
     require(flags == 0, INVALID_VALUE)?;
@@ -110,8 +97,7 @@ fn look_up(
     *status = NO_SYMBOL;
     for name in forms {
         let Some(address) = exported(&name) else { continue };
-        let since = LATER_FORMS.iter().find(|(form, _)| *form == name);
-        if since.is_none_or(|(_, since)| *since <= version) {
+        if is_known_to(&name, version) {
             *status = FOUND;
             return function.put(address);
         }
