@@ -325,9 +325,9 @@ impl Tables {
     }
 
     /// Gives memory a handle.
-    pub(crate) fn name(&mut self, memory: Memory) -> u64 {
+    pub(crate) fn name(&mut self, memory: Arc<Memory>) -> u64 {
         let number = self.number();
-        self.handles.insert(number, Handle { memory: Arc::new(memory), references: 1 });
+        self.handles.insert(number, Handle { memory, references: 1 });
         number
     }
 

@@ -78,10 +78,7 @@ impl Space {
         require(bytes <= memory.bytes(), INVALID_VALUE)?;
         let end = address.checked_add(bytes).ok_or(INVALID_VALUE)?;
         let (start, reservation) = self.reservation(address).ok_or(INVALID_VALUE)?;
-        require(
-            end <= start + reservation.bytes && reservation.kind == Kind::Reserved,
-            INVALID_VALUE,
-        )?;
+        require(end <= start + reservation.bytes, INVALID_VALUE)?;
         require(self.mappings.range(address..end).next().is_none(), INVALID_VALUE)?;
         require(self.mapping(address).is_none(), INVALID_VALUE)?;
         self.put(address, bytes, memory)

@@ -108,7 +108,7 @@ fn create(
     require(flags == 0 && is_aligned(driver, bytes), INVALID_VALUE)?;
     let place = (&device.ledger, device.ordinal);
     let memory = Memory::create(place, bytes, properties.handle_types, driver.config.poison)?;
-    handle.put(driver.tables().name(memory))
+    handle.put(driver.tables().name(Arc::new(memory)))
 }
 
 fn release(handle: u64) -> Outcome {
@@ -130,20 +130,12 @@ fn retain(handle: Out<u64>, address: usize) -> Outcome {
     let mut tables = driver.tables();
     let (_, mapping) = tables.space.mapping(address).ok_or(INVALID_VALUE)?;
     let memory = Arc::clone(&mapping.memory);
-    let same = |found: &&mut crate::driver::Handle| Arc::ptr_eq(&found.memory, &memory);
-    let number = match tables.handles.iter().find(|(_, found)| Arc::ptr_eq(&found.memory, &memory))
-    {
-        Some((number, _)) => *number,
-        None => tables.number(),
-    };
-    match tables.handles.get_mut(&number).filter(same) {
-        Some(found) => found.references += 1,
-        None => {
-            let found = crate::driver::Handle { memory, references: 1 };
-            tables.handles.insert(number, found);
-        }
+    let mut named = tables.handles.iter_mut();
+    if let Some((number, found)) = named.find(|(_, found)| Arc::ptr_eq(&found.memory, &memory)) {
+        found.references += 1;
+        return handle.put(*number);
     }
-    handle.put(number)
+    handle.put(tables.name(memory))
 }
 
 fn properties_of(properties: Out<AllocationProperties>, handle: u64) -> Outcome {
@@ -188,7 +180,7 @@ fn import(handle: Out<u64>, shareable: usize, kind: u32) -> Outcome {
     let device = &driver.devices[driver.ordinal(physical)?];
     device.unbroken()?;
     let memory = Memory::import((&device.ledger, device.ordinal), &file, &name, kind)?;
-    handle.put(driver.tables().name(memory))
+    handle.put(driver.tables().name(Arc::new(memory)))
 }
 
 fn reserve(

@@ -6,6 +6,7 @@ comes back into their own types: a wrong name, signature or layout does not get 
 
 import ctypes
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -204,4 +205,5 @@ def main():
 
 
 if __name__ == "__main__":
+    signal.alarm(60)
     child() if sys.argv[1:] == ["child"] else main()

@@ -1,5 +1,8 @@
 //! Tests in processes of their own, and the other processes that they talk to.
-#![expect(unsafe_code, reason = "takes the descriptor that a peer was started with")]
+#![expect(
+    unsafe_code,
+    reason = "limits a process's time, takes the descriptor that it was started with"
+)]
 
 use std::ffi::OsStr;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -16,6 +19,9 @@ const TEST: &str = "RULES_TEST";
 const ROLE: &str = "RULES_ROLE";
 /// Where the machine is, for the harness.
 const DIRECTORY: &str = "RULES_DIRECTORY";
+
+/// Longest that a test may take; all together take less than one.
+const SECONDS_MAX: u32 = 30;
 
 /// The path of the test that it is written in.
 macro_rules! test_name {
@@ -58,6 +64,7 @@ fn spawn(
     body: impl FnOnce(&FakeCuda),
 ) -> Option<ExitStatus> {
     if std::env::var_os(TEST).as_deref() == Some(OsStr::new(test)) {
+        limit();
         body(&machine());
         reached();
         return None;
@@ -78,6 +85,12 @@ fn spawn(
     // A wrong name would run no test at all, and succeed.
     assert!(directory.path().join("reached").exists(), "{test}: {status}, before its end");
     Some(status)
+}
+
+/// Ends this process with a signal when it takes too long: a driver that waits for ever fails the test.
+fn limit() {
+    // SAFETY: takes no pointers.
+    unsafe { libc::alarm(SECONDS_MAX) };
 }
 
 /// The machine of this process.
@@ -123,6 +136,7 @@ impl Peer {
 /// In a peer: its role, and the socket to the test.
 pub(crate) fn role() -> Option<(String, UnixStream)> {
     let role = std::env::var(ROLE).ok()?;
+    limit();
     // SAFETY: descriptor 0 is the socket that `Peer::start` made, and nobody else uses it.
     let socket = unsafe { UnixStream::from_raw_fd(0) };
     Some((role, socket))

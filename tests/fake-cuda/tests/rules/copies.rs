@@ -1,7 +1,11 @@
 //! Copies and fills, and what they may touch.
 
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::Duration;
+
 use crate::alone::{alone, test_name};
-use crate::gpu::{FRAME, Gpu, HostMemory, READ, READ_WRITE};
+use crate::gpu::{FRAME, Gpu, HostMemory, READ, READ_WRITE, wait_for_a_copy_to};
 
 #[test]
 fn every_direction() {
@@ -119,6 +123,44 @@ fn an_unmap_under_queued_work_breaks_everything_for_good() {
         assert_eq!(gpu.cuDeviceGetCount(&raw mut number), 0, "what isn't work is answered");
         assert_eq!(gpu.cuDevicePrimaryCtxRelease_v2(0), 0);
         assert_eq!(gpu.cuDevicePrimaryCtxRetain(&raw mut context, 0), 700, "no way back");
+    });
+}
+
+#[test]
+fn an_unmap_under_running_work_breaks_the_context() {
+    alone(test_name!(), &[], |fake| {
+        let gpu = Gpu::start(fake);
+        let bytes = 64 * FRAME;
+        let (handle, base) = (gpu.try_create(bytes).expect("there is memory"), gpu.reserve(bytes));
+        assert_eq!(gpu.cuMemMap(base, bytes, 0, handle, 0), 0);
+        gpu.allow(base, bytes, READ_WRITE);
+        let (stream, host) = (gpu.stream(1), HostMemory::new(bytes));
+        host.fill(1);
+        assert_eq!(gpu.cuMemHostRegister_v2(host.start, bytes, 0), 0);
+        assert_eq!(gpu.cuMemcpyHtoDAsync_v2(base, host.start, bytes, stream), 0);
+        wait_for_a_copy_to(base, bytes);
+        assert_eq!(gpu.cuMemUnmap(base, bytes), 0);
+        assert_eq!(gpu.cuStreamSynchronize(stream), 700);
+    });
+}
+
+#[test]
+fn a_free_waits_for_work() {
+    alone(test_name!(), &[], |fake| {
+        let Gpu { api, context } = Gpu::start(fake);
+        let (mut address, (told, heard)) = (0, channel());
+        assert_eq!(api.cuMemAlloc_v2(&raw mut address, FRAME), 0);
+        assert_eq!(api.fakeCudaPause(0), 0);
+        assert_eq!(api.cuMemsetD8Async(address, 1, FRAME, 0), 0);
+        let freer = thread::spawn(move || {
+            assert_eq!(api.cuCtxSetCurrent(context), 0);
+            assert_eq!(api.cuMemFree_v2(address), 0);
+            told.send(()).expect("the test listens");
+        });
+        assert!(heard.recv_timeout(Duration::from_millis(100)).is_err(), "it did not wait");
+        assert_eq!(api.fakeCudaResume(0), 0);
+        freer.join().expect("its assertions hold");
+        assert_eq!(api.cuCtxSynchronize(), 0);
     });
 }
 

@@ -87,6 +87,7 @@ fn an_event_for_other_processes_has_no_time() {
         assert_eq!(gpu.cuIpcGetEventHandle(&raw mut handle, own), 400);
         assert_eq!(gpu.cuIpcGetEventHandle(&raw mut handle, shared), 0);
         assert_eq!(gpu.cuIpcOpenEventHandle(&mut 0, handle), 201, "in its own process");
-        assert_eq!(gpu.cuIpcOpenEventHandle(&mut 0, crate::api::IpcEvent { bytes: [0; 64] }), 400);
+        handle.bytes[0] ^= 1;
+        assert_eq!(gpu.cuIpcOpenEventHandle(&mut 0, handle), 400, "it is no handle");
     });
 }

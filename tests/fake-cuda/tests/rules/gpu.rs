@@ -150,6 +150,14 @@ pub(crate) fn poke(address: u64, value: u8) {
     unsafe { std::ptr::write_volatile(address as *mut u8, value) };
 }
 
+/// Returns when a copy of ones into zeros has begun. It may go from either end, and do the very ends last.
+pub(crate) fn wait_for_a_copy_to(address: u64, bytes: usize) {
+    let near = 2 * 4096;
+    while peek(address + near) == 0 && peek(address + bytes as u64 - near) == 0 {
+        std::thread::yield_now();
+    }
+}
+
 /// Host memory in whole pages.
 pub(crate) struct HostMemory {
     pub(crate) start: *mut u8,

@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "makes memory that can't be registered")]
 
 use crate::alone::{alone, test_name};
-use crate::gpu::{FRAME, Gpu, HostMemory, READ_WRITE};
+use crate::gpu::{FRAME, Gpu, HostMemory, READ_WRITE, peek, wait_for_a_copy_to};
 
 const PORTABLE: u32 = 1;
 const DEVICE_MAP: u32 = 2;
@@ -119,6 +119,28 @@ fn memory_unregistered_under_queued_work_breaks_the_context() {
         assert_eq!(gpu.cuMemHostUnregister(host.start), 0);
         assert_eq!(gpu.fakeCudaResume(0), 0);
         assert_eq!(gpu.cuStreamSynchronize(stream), 700);
+    });
+}
+
+#[test]
+fn unregistering_waits_for_a_copy_that_is_running() {
+    alone(test_name!(), &[], |fake| {
+        let gpu = Gpu::start(fake);
+        let bytes = 64 * FRAME;
+        let (handle, address) =
+            (gpu.try_create(bytes).expect("there is memory"), gpu.reserve(bytes));
+        assert_eq!(gpu.cuMemMap(address, bytes, 0, handle, 0), 0);
+        gpu.allow(address, bytes, READ_WRITE);
+        let (stream, host) = (gpu.stream(1), HostMemory::new(bytes));
+        host.fill(1);
+        assert_eq!(gpu.cuMemHostRegister_v2(host.start, bytes, 0), 0);
+        assert_eq!(gpu.cuMemcpyHtoDAsync_v2(address, host.start, bytes, stream), 0);
+        wait_for_a_copy_to(address, bytes);
+        assert_eq!(gpu.cuMemHostUnregister(host.start), 0);
+        // SAFETY: the test's own memory, which nobody should be reading any more.
+        assert_eq!(unsafe { libc::munmap(host.start.cast(), bytes) }, 0);
+        assert_eq!(gpu.cuStreamSynchronize(stream), 0);
+        assert_eq!(peek(address + bytes as u64 - 1), 1);
     });
 }
 

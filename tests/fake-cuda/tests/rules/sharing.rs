@@ -75,6 +75,13 @@ fn what_is_no_memory_is_not_imported() {
         let descriptor = gpu.export(gpu.create());
         assert_eq!(gpu.import(file.as_raw_fd()), Err(1));
         assert_eq!(gpu.import(9999), Err(1), "not open");
+        // What looks like another machine's memory.
+        let directory = tempfile::tempdir().expect("a directory can be made");
+        std::fs::create_dir(directory.path().join("device-0")).expect("it is new");
+        let path = directory.path().join("device-0/memory-1-0");
+        std::fs::write(&path, [0; 4096]).expect("it is new");
+        let other = std::fs::File::options().read(true).write(true).open(path);
+        assert_eq!(gpu.import(other.expect("it is there").as_raw_fd()), Err(1));
         let shareable = usize::try_from(descriptor).expect("a descriptor");
         assert_eq!(gpu.cuMemImportFromShareableHandle(&mut 0, shareable, 8), 1, "another kind");
         let pointer = (&raw const descriptor) as usize;

@@ -3,6 +3,7 @@
 
 use std::ffi::c_void;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
 
 use crate::alone::{alone, test_name};
 use crate::api::Api;
@@ -70,6 +71,7 @@ fn the_null_stream_and_blocking_streams_wait_for_each_other() {
         let (blocking, free) = (gpu.stream(0), gpu.stream(1));
         let ((told, heard), (go, gate)) = (channel(), channel());
         assert_eq!(gpu.cuLaunchHostFunc(blocking, Some(tell), note(1, &told, Some(gate))), 0);
+        assert_eq!(gpu.cuStreamQuery(0), 600, "its work is the null stream's as well");
         assert_eq!(gpu.cuLaunchHostFunc(0, Some(tell), note(2, &told, None)), 0);
         let other = gpu.stream(0);
         assert_eq!(gpu.cuLaunchHostFunc(other, Some(tell), note(3, &told, None)), 0);
@@ -139,6 +141,29 @@ fn a_host_function_must_not_call_the_driver() {
         assert_eq!(gpu.cuLaunchHostFunc(0, Some(call_the_driver), pointer), 0);
         assert_eq!(gpu.cuCtxSynchronize(), 0);
         assert_eq!(called.code, 800);
+    });
+}
+
+#[test]
+fn who_waits_for_a_stream_hears_of_anothers_fault() {
+    alone(test_name!(), &[], |fake| {
+        let gpu = Gpu::start(fake);
+        let Gpu { api, context } = gpu;
+        let (stuck, faulty, (told, _heard)) = (gpu.stream(1), gpu.stream(1), channel());
+        let ((go, gate), (returns, returned)) = (channel(), channel());
+        let (handle, address) = (gpu.create(), gpu.reserve(FRAME));
+        assert_eq!(gpu.cuMemMap(address, FRAME, 0, handle, 0), 0);
+        assert_eq!(gpu.cuLaunchHostFunc(stuck, Some(tell), note(1, &told, Some(gate))), 0);
+        let waiter = std::thread::spawn(move || {
+            assert_eq!(api.cuCtxSetCurrent(context), 0);
+            returns.send(api.cuStreamSynchronize(stuck)).expect("the test listens");
+        });
+        // Time to begin waiting; if it took longer, this would prove less, never something wrong.
+        assert!(returned.recv_timeout(Duration::from_millis(100)).is_err());
+        assert_eq!(gpu.cuMemsetD8Async(address, 1, 1, faulty), 0);
+        assert_eq!(returned.recv(), Ok(700), "while the stream is still stuck");
+        waiter.join().expect("it has returned");
+        go.send(()).expect("it waits");
     });
 }
 
