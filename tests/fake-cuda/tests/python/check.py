@@ -205,5 +205,5 @@ def main():
 
 
 if __name__ == "__main__":
-    signal.alarm(60)
+    signal.alarm(120)
     child() if sys.argv[1:] == ["child"] else main()

@@ -20,8 +20,8 @@ const ROLE: &str = "RULES_ROLE";
 /// Where the machine is, for the harness.
 const DIRECTORY: &str = "RULES_DIRECTORY";
 
-/// Longest that a test may take; all together take less than one.
-const SECONDS_MAX: u32 = 30;
+/// Longest that a test may take. All together they take two; on a machine that is busy with much else, twenty.
+const SECONDS_MAX: u32 = 120;
 
 /// The path of the test that it is written in.
 macro_rules! test_name {
