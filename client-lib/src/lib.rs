@@ -21,6 +21,8 @@ mod allocation;
 mod client;
 mod connect;
 mod connection;
+#[doc(hidden)]
+pub mod cuda;
 mod error;
 mod events;
 mod frames;
