@@ -301,14 +301,19 @@ fn quotas_refuse_at_once_with_limit_use_and_what_was_asked() {
 
 #[test]
 fn a_flush_of_more_than_the_spill_takes_writes_what_it_takes_and_then_moves_nothing() {
-    for (vram, ram, slots, pages) in
-        [(16, 15, 16, 27), (16, 15, 3, 14), (8, 32, 4, 27), (4, 8, 40, 44)]
-    {
+    // The last number: pages that are written at once, and so lie together in VRAM or below it.
+    for (vram, ram, slots, pages, together) in [
+        (16, 15, 16, 26, 13),
+        (16, 15, 16, 27, 1),
+        (16, 15, 3, 14, 7),
+        (8, 32, 4, 27, 3),
+        (4, 8, 40, 44, 2),
+    ] {
         let mut bench = Bench::new(vram, ram, slots);
-        let memory = bench.allocate(pages);
-        let pages = u32::try_from(pages).expect("few");
-        for page in 0..pages {
-            bench.write(memory, page..page + 1);
+        let memory = bench.allocate(u64::from(pages));
+        for first in (0..pages).step_by(together) {
+            let end = pages.min(first + u32::try_from(together).expect("few"));
+            bench.write(memory, first..end);
         }
         let flush = Flush { ranges: vec![range(memory, 0..pages)], wait_us: WAIT_US };
         let request = bench.ask(Request::Flush(flush));
