@@ -59,6 +59,8 @@ struct Tier {
     capacity_bytes: u64,
     used_bytes: u64,
     pinned_bytes: u64,
+    free_run_longest_bytes: u64,
+    degraded: bool,
 }
 
 #[derive(Debug, Serialize)]
@@ -92,6 +94,8 @@ impl Report {
             capacity_bytes: tier.capacity,
             used_bytes: tier.used,
             pinned_bytes: tier.pinned,
+            free_run_longest_bytes: tier.free_run_longest,
+            degraded: tier.degraded,
         };
         let hop = |name, hop: &HopStats| Hop {
             name,
@@ -135,13 +139,16 @@ impl Report {
             self.device,
             text::bytes(self.page_size_bytes)
         );
-        let mut tiers = Table::new(&["tier", "size", "used", "pinned"]);
+        let mut tiers =
+            Table::new(&["tier", "size", "used", "pinned", "longest free run", "state"]);
         for tier in &self.tiers {
             tiers.row([
                 tier.name.to_owned(),
                 text::bytes(tier.capacity_bytes),
                 text::bytes(tier.used_bytes),
                 text::bytes(tier.pinned_bytes),
+                text::bytes(tier.free_run_longest_bytes),
+                if tier.degraded { "degraded" } else { "ok" }.to_owned(),
             ]);
         }
         tiers.write(&mut out);
@@ -225,8 +232,8 @@ mod tests {
             capacity: 128 << 20,
             used,
             pinned: 4096,
-            free_run_longest: 0,
-            degraded: false,
+            free_run_longest: 64 << 20,
+            degraded: used == 0,
         };
         let hop = |pages| HopStats { pages, bytes: pages << 20, errors: 1 };
         let total = Counters {
@@ -270,10 +277,10 @@ mod tests {
         let expected = "\
 lapisd 0.1.0 at /run/lapis/lapis.sock: sim device, pages of 2.00 MiB
 
-tier        size      used    pinned
-vram  128.00 MiB  1.00 MiB  4.00 KiB
-ram   128.00 MiB  2.00 MiB  4.00 KiB
-nvme  128.00 MiB       0 B  4.00 KiB
+tier        size      used    pinned  longest free run     state
+vram  128.00 MiB  1.00 MiB  4.00 KiB         64.00 MiB        ok
+ram   128.00 MiB  2.00 MiB  4.00 KiB         64.00 MiB        ok
+nvme  128.00 MiB       0 B  4.00 KiB         64.00 MiB  degraded
 
 hop           pages     bytes  errors
 file to ram       1  1.00 MiB       1
@@ -311,7 +318,7 @@ metadata, bytes                23
         assert!(json.starts_with(concat!(
             r#"{"schema":1,"daemon_version":"0.1.0","socket":"/run/lapis/lapis.sock","device":"sim","#,
             r#""page_size_bytes":2097152,"tiers":[{"name":"vram","capacity_bytes":134217728,"#,
-            r#""used_bytes":1048576,"pinned_bytes":4096},"#
+            r#""used_bytes":1048576,"pinned_bytes":4096,"free_run_longest_bytes":67108864,"degraded":false},"#
         )));
         assert!(json.contains(r#"{"name":"ram_to_vram","pages":3,"bytes":3145728,"errors":1}"#));
         assert!(json.ends_with(concat!(
