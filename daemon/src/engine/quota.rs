@@ -210,12 +210,12 @@ impl Engine {
         self.reserving().map(|(_, reserved)| reserved).sum()
     }
 
-    /// Frames that are spoken for: of pages that are mapped or admitted, those asked back, and unused reserves.
+    /// Frames that are spoken for: of pages that are mapped or admitted, and unused reserves.
     pub(super) fn promised_pages(&self) -> u64 {
         let unused = self
             .reserving()
             .map(|(instance, reserved)| reserved.saturating_sub(self.used_by(instance).pinned));
-        u64::from(self.table.pinned + self.vram.revoking_count()) + unused.sum::<u64>()
+        u64::from(self.table.pinned) + unused.sum::<u64>()
     }
 
     /// Instances with reserved pages.
@@ -276,7 +276,8 @@ impl Engine {
     /// Instances whose pages may not be evicted for this page: they hold no more than is reserved for them.
     pub(super) fn guarded_from(&self, at: PageRef) -> Vec<Instance> {
         // What was admitted before a reserve was made, or before VRAM shrank, comes first.
-        if self.quotas.is_empty() || self.promised_pages() > self.vram_in_use() {
+        let kept = u64::from(self.vram.revoking_count());
+        if self.quotas.is_empty() || self.promised_pages() + kept > self.vram_in_use() {
             return Vec::new();
         }
         let owner = self.owner(at.backing);
