@@ -218,6 +218,14 @@ impl Engine {
         u64::from(self.table.pinned) + unused.sum::<u64>()
     }
 
+    /// Whether more frames are spoken for than there are: a reserve was made, or VRAM shrank, after maps had been
+    /// admitted. They come first then.
+    pub(super) fn is_overpromised(&self) -> bool {
+        // Frames that are asked back and may still come are as good as there.
+        let kept = u64::from(self.vram.revoking_count() - self.revocations_awaited());
+        !self.quotas.is_empty() && self.promised_pages() + kept > self.vram_in_use()
+    }
+
     /// Instances with reserved pages.
     fn reserving(&self) -> impl Iterator<Item = (Instance, u64)> {
         self.quotas.values().filter(|quota| quota.vram_reserved > 0).filter_map(|quota| {
@@ -275,9 +283,7 @@ impl Engine {
 
     /// Instances whose pages may not be evicted for this page: they hold no more than is reserved for them.
     pub(super) fn guarded_from(&self, at: PageRef) -> Vec<Instance> {
-        // What was admitted before a reserve was made, or before VRAM shrank, comes first.
-        let kept = u64::from(self.vram.revoking_count());
-        if self.quotas.is_empty() || self.promised_pages() + kept > self.vram_in_use() {
+        if self.quotas.is_empty() {
             return Vec::new();
         }
         let owner = self.owner(at.backing);

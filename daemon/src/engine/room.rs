@@ -86,8 +86,13 @@ impl Engine {
             }
             // Anew for each victim: its owner may hold no more than its reserve now.
             let guarded = self.guarded_from(at);
-            let spared = Spared { guarded, overdue: overdue.clone() };
-            let Some(victim) = self.vram_victim(need, &spared) else { return Frame::TierFull };
+            let mut spared = Spared { guarded, overdue: overdue.clone() };
+            let mut victim = self.vram_victim(need, &spared);
+            if victim.is_none() && need == Need::Demand && self.is_overpromised() {
+                spared.guarded.clear();
+                victim = self.vram_victim(need, &spared);
+            }
+            let Some(victim) = victim else { return Frame::TierFull };
             let before = (self.downs, self.outs, self.ram.free());
             let freed = self.evict(victim, now, outbox);
             if !freed && before == (self.downs, self.outs, self.ram.free()) {
