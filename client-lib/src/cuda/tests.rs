@@ -1,0 +1,1 @@
+//! On the fake driver.
