@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lapis_proto::message::{
-    Access, Allocate, Allocated, DeviceKind, Free, Map, Mapped, OpenFile, PAGES_PER_MAP_MAX,
-    PageRange, RANGES_PER_REQUEST_MAX, Refused, Stat, Stats, Welcome,
+    Access, Allocate, Allocated, Free, Map, Mapped, OpenFile, PAGES_PER_MAP_MAX, PageRange,
+    RANGES_PER_REQUEST_MAX, Refused, Stat, Stats, Welcome,
 };
 
 use crate::allocation::{Allocation, Owned};
@@ -86,11 +86,14 @@ impl Client {
         self.session.connection().take_refused_unread()
     }
 
-    /// Reserves `size` bytes, which start as zeros.
+    /// Reserves `size` bytes, which start as zeros. If the daemon's device is a CUDA device, the first allocation of a
+    /// client starts the driver in this process.
     ///
     /// # Errors
-    /// [`Error::Refused`], e.g. with [`crate::Code::OutOfMemory`] when the tiers can't hold it.
+    /// [`Error::Refused`], e.g. with [`crate::Code::OutOfMemory`] when the tiers can't hold it; [`Error::Cuda`] if this
+    /// process can't use the daemon's GPU.
     pub fn allocate(&self, size: u64) -> Result<Allocation, Error> {
+        self.session.start_gpu()?;
         let allocated = self.session.connection().call(&Allocate { size }, None)?;
         self.take_over(&allocated, size, 0)
     }
@@ -106,6 +109,7 @@ impl Client {
         offset: u64,
         length: u64,
     ) -> Result<Allocation, Error> {
+        self.session.start_gpu()?;
         // Where VRAM is what the file is read into, pages begin where the disk's blocks do.
         let unified = self.session.welcome.unified;
         let shift = if unified && length > 0 { offset % UNIFIED_ALIGNMENT } else { 0 };
@@ -139,7 +143,8 @@ impl Client {
     ///
     /// # Errors
     /// [`Error::OutOfRange`], [`Error::TooLarge`]; [`Error::Conflict`] when a live mapping of this process has some
-    /// of the bytes and one of the two writes; [`Error::Refused`], e.g. with [`crate::Code::TimedOut`].
+    /// of the bytes and one of the two writes; [`Error::Refused`], e.g. with [`crate::Code::TimedOut`];
+    /// [`Error::Cuda`] if a frame can't be mapped on the GPU.
     pub fn map(
         &self,
         ranges: &[(&Allocation, Range<u64>)],
@@ -148,9 +153,6 @@ impl Client {
     ) -> Result<Mapping, Error> {
         if self.session.connection().is_forked() {
             return Err(Error::Forked);
-        }
-        if self.session.welcome.device == DeviceKind::Cuda {
-            return Err(Error::Unsupported { what: "mapping frames of a CUDA device" });
         }
         self.check(ranges)?;
         let pages = self.pages_in_order(ranges);
@@ -163,6 +165,7 @@ impl Client {
         if !pages.is_empty() {
             self.establish(&request, pages, &mut mapping)?;
         }
+        mapping.in_use = true;
         Ok(mapping)
     }
 
@@ -176,7 +179,7 @@ impl Client {
                 .connection()
                 .fail(ProtocolError::Pages { found: pages, expected }));
         }
-        match Space::reserve(pages, self.page_size()) {
+        match Space::reserve(pages, self.page_size(), self.session.gpu()) {
             Ok(space) => {
                 let base = space.base();
                 lock(&self.session.shared.memory).insert(id, space);
@@ -251,6 +254,7 @@ impl Client {
             claims,
             views: ranges.iter().map(|(a, bytes)| View::new(&a.owned, bytes)).collect(),
             write,
+            in_use: false,
             stats: MapStats::default(),
         })
     }

@@ -46,6 +46,9 @@ pub struct ConnectOptions {
     /// Whether to raise this process's soft limit of open files so that each VRAM frame can have one; the hard
     /// limit is never passed. On by default.
     pub raise_open_files: bool,
+    /// The CUDA driver's library; `None` for the one that the system finds. It is used from the first allocation on,
+    /// and only if the daemon's device is a CUDA device.
+    pub libcuda: Option<PathBuf>,
 }
 
 impl Default for ConnectOptions {
@@ -60,6 +63,7 @@ impl Default for ConnectOptions {
             name,
             timeout: Duration::from_secs(10),
             raise_open_files: true,
+            libcuda: None,
         }
     }
 }
@@ -95,7 +99,8 @@ impl ConnectOptions {
         if self.raise_open_files {
             raise_open_files(u64::from(welcome.vram_frames));
         }
-        Ok(Client::of(Arc::new(Session::start(stream, reader, events, welcome)?)))
+        let libcuda = self.libcuda.clone();
+        Ok(Client::of(Arc::new(Session::start((stream, reader), events, welcome, libcuda)?)))
     }
 }
 

@@ -9,6 +9,7 @@ use lapis_proto::frame::FrameError;
 use lapis_proto::kind::Kind;
 use lapis_proto::message::Refused;
 
+use crate::cuda::error::CudaError;
 use crate::model::ModelError;
 
 /// Why a call failed.
@@ -58,6 +59,20 @@ pub enum Error {
     /// A model's files can't be used.
     #[error(transparent)]
     Model(#[from] ModelError),
+    /// The GPU's memory can't be used by this process.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+    /// Bytes that are in a device's memory, out of the CPU's reach.
+    #[error(
+        "the bytes are in the memory of a CUDA device, where the CPU can't reach them: use their device address, or \
+         copy them to the host"
+    )]
+    OnDevice,
+    /// Bytes that were mapped only for reading.
+    #[error(
+        "the mapping is only for reading: map the bytes with Access::Write or Access::Overwrite"
+    )]
+    ReadOnly,
     /// The daemon is gone. Bytes of existing mappings stay readable; connect anew for anything else.
     #[error("the connection to lapisd is closed; connect again once the daemon is back")]
     Disconnected,
@@ -190,12 +205,15 @@ impl Error {
         match self {
             Error::Refused(refused) => refused.code.is_retryable(),
             Error::Connect { source, .. } => source.kind() != io::ErrorKind::PermissionDenied,
+            Error::Cuda(error) => error.is_retryable(),
             Error::Disconnected | Error::Conflict { .. } => true,
             Error::NotLapis { .. }
             | Error::Protocol(_)
             | Error::Io { .. }
             | Error::Open { .. }
             | Error::Model(_)
+            | Error::OnDevice
+            | Error::ReadOnly
             | Error::Forked
             | Error::OutOfRange { .. }
             | Error::TooLarge { .. }

@@ -1,30 +1,46 @@
-//! The VRAM frames this client has imported: a descriptor each, by the daemon's index.
+//! The VRAM frames this client has imported, by the daemon's index.
 //!
-//! Invariant: each descriptor is a memory file of exactly one page that can't shrink, so that no access to a mapped
-//! page can raise `SIGBUS`.
+//! A frame of a simulated device is a descriptor, which is kept. Invariant: it is a memory file of exactly one page that
+//! can't shrink, so that no access to a mapped page can raise `SIGBUS`.
+//!
+//! A frame of a CUDA device comes as a descriptor, which is exchanged for the driver's handle when the frame is mapped
+//! first; the handle is kept. What else than a page of the daemon's device comes is refused by the driver, then or when
+//! it is mapped.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
 use lapis_proto::ids::VramFrame;
+use lapis_proto::message::DeviceKind;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::stat::fstat;
 
-use crate::error::ProtocolError;
+use crate::cuda::gpu::{DeviceFrame, Gpu};
+use crate::error::{Error, ProtocolError};
 use crate::lock;
+
+/// One frame.
+#[derive(Debug)]
+enum Frame {
+    /// As it came.
+    Descriptor(Arc<OwnedFd>),
+    /// As the driver knows it.
+    Imported(Arc<DeviceFrame>),
+}
 
 /// Frames by index, filled by whichever thread reads the socket.
 #[derive(Debug)]
 pub(crate) struct FrameTable {
     page_size: u64,
     frames_max: u32,
-    open: Mutex<HashMap<u32, Arc<OwnedFd>>>,
+    device: DeviceKind,
+    open: Mutex<HashMap<u32, Frame>>,
 }
 
 impl FrameTable {
-    pub(crate) fn new(page_size: u64, frames_max: u32) -> FrameTable {
-        FrameTable { page_size, frames_max, open: Mutex::default() }
+    pub(crate) fn new(page_size: u64, frames_max: u32, device: DeviceKind) -> FrameTable {
+        FrameTable { page_size, frames_max, device, open: Mutex::default() }
     }
 
     /// Takes in the descriptors of `frames`, one each.
@@ -41,8 +57,12 @@ impl FrameTable {
             if frame >= self.frames_max {
                 return Err(bad("is outside the VRAM tier"));
             }
-            self.check(&fd).map_err(bad)?;
-            if lock(&self.open).insert(frame, Arc::new(fd)).is_some() {
+            match self.device {
+                DeviceKind::Sim => self.check(&fd).map_err(bad)?,
+                DeviceKind::Cuda => {}
+            }
+            let entry = Frame::Descriptor(Arc::new(fd));
+            if lock(&self.open).insert(frame, entry).is_some() {
                 return Err(bad("was sent twice"));
             }
         }
@@ -51,8 +71,29 @@ impl FrameTable {
 
     /// The frame's descriptor.
     pub(crate) fn get(&self, frame: VramFrame) -> Result<Arc<OwnedFd>, ProtocolError> {
-        let found = lock(&self.open).get(&frame.0).cloned();
-        found.ok_or(ProtocolError::Frames { frame: frame.0, what: "was never sent" })
+        match lock(&self.open).get(&frame.0) {
+            Some(Frame::Descriptor(fd)) => Ok(Arc::clone(fd)),
+            Some(Frame::Imported(_)) | None => Err(never_sent(frame)),
+        }
+    }
+
+    /// The frame as the driver knows it. Imports it if this is the first time.
+    pub(crate) fn device_frame(
+        &self,
+        frame: VramFrame,
+        gpu: &Arc<Gpu>,
+    ) -> Result<Arc<DeviceFrame>, Error> {
+        let mut open = lock(&self.open);
+        let found = open.get_mut(&frame.0).ok_or_else(|| never_sent(frame))?;
+        match found {
+            Frame::Imported(imported) => Ok(Arc::clone(imported)),
+            Frame::Descriptor(fd) => {
+                let imported = Arc::new(gpu.import(fd)?);
+                // Closes the descriptor.
+                *found = Frame::Imported(Arc::clone(&imported));
+                Ok(imported)
+            }
+        }
     }
 
     /// Closes these.
@@ -81,6 +122,10 @@ impl FrameTable {
     }
 }
 
+fn never_sent(VramFrame(frame): VramFrame) -> ProtocolError {
+    ProtocolError::Frames { frame, what: "was never sent" }
+}
+
 #[cfg(test)]
 mod tests {
     use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -95,7 +140,7 @@ mod tests {
 
     #[test]
     fn only_sealed_memory_files_of_page_size_are_taken() {
-        let table = FrameTable::new(65536, 4);
+        let table = FrameTable::new(65536, 4, DeviceKind::Sim);
         table.import(&[VramFrame(3)], vec![sealed_memfd(65536)]).expect("a good frame");
         table.get(VramFrame(3)).expect("there now");
 

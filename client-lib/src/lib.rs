@@ -23,6 +23,7 @@ mod connect;
 mod connection;
 #[doc(hidden)]
 pub mod cuda;
+mod drains;
 mod error;
 mod events;
 mod frames;
@@ -43,6 +44,8 @@ pub use advice::{FLUSH_WAIT_DEFAULT, PrefetchOptions};
 pub use allocation::Allocation;
 pub use client::{Client, MAP_WAIT_DEFAULT};
 pub use connect::{ConnectOptions, default_socket};
+pub use cuda::driver::{CallFailed, DriverError};
+pub use cuda::error::CudaError;
 pub use error::{Error, ProtocolError};
 pub use mapping::{MapStats, Mapping};
 

@@ -2,14 +2,19 @@
 //!
 //! Drop takes the access to its pages away, unless another mapping of this process holds them too, then tells the
 //! daemon. Frames that the daemon asked back meanwhile are given back with it. In a forked child it does nothing.
+//!
+//! On a CUDA device the GPU may still be at work on the bytes, and the driver takes access away without asking: so drop
+//! first waits for all work of this process in the device's primary context. [`Mapping::unmap_after`] does not.
 
 #![expect(
     unsafe_code,
     reason = "hands out references into frames that are mapped at fixed addresses"
 )]
 
+mod area;
 mod space;
 
+use std::ffi::c_void;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,9 +22,11 @@ use std::time::Duration;
 use lapis_proto::ids::{MappingId, VramFrame};
 use lapis_proto::message::{Done, Revoked, Unmap};
 
-pub(crate) use space::{Base, Space};
+pub(crate) use area::Base;
+pub(crate) use space::Space;
 
 use crate::allocation::Owned;
+use crate::cuda::gpu::Gpu;
 use crate::error::Error;
 use crate::memory::{Claim, Held};
 use crate::session::Session;
@@ -52,6 +59,8 @@ pub struct Mapping {
     pub(crate) claims: Vec<Claim>,
     pub(crate) views: Vec<View>,
     pub(crate) write: bool,
+    /// Whether its addresses were handed out, so that a GPU may be at work on them.
+    pub(crate) in_use: bool,
     pub(crate) stats: MapStats,
 }
 
@@ -86,36 +95,72 @@ impl Mapping {
         self.views.is_empty()
     }
 
-    /// Exactly the bytes of the `range`-th range.
+    /// Exactly the bytes of the `range`-th range. On a CUDA device an empty slice, whatever the range: the CPU can't
+    /// reach them; [`Self::try_bytes`] says so.
     ///
     /// # Panics
     /// If there is no such range.
     #[must_use]
     pub fn bytes(&self, range: usize) -> &[u8] {
-        let view = self.views[range];
+        let view = self.host_view(range);
         // SAFETY: the bytes lie in pages that `held` holds, readable, until this mapping is dropped, which the
         // borrow outlives not; frames can't shrink, so they are backed and initialized. Nobody writes them
         // meanwhile: through this mapping that takes `&mut self`; other mappings of this process that write
         // overlapping bytes are refused (`claims`); the daemon leaves held frames alone, and other processes share
-        // only read-only allocations.
+        // only read-only allocations. On a CUDA device the length is 0.
         unsafe { std::slice::from_raw_parts(view.start.as_ptr(), view.length) }
     }
 
-    /// The bytes of the `range`-th range, to be written.
+    /// The bytes of the `range`-th range, to be written. On a CUDA device an empty slice; see [`Self::bytes`].
     ///
     /// # Panics
     /// If there is no such range, or the mapping is only for reading.
     #[must_use]
     pub fn bytes_mut(&mut self, range: usize) -> &mut [u8] {
         assert!(self.write, "the mapping was made with Access::Read");
-        let view = self.views[range];
+        let view = self.host_view(range);
         // SAFETY: as in `bytes`, and: the pages are writable while this mapping holds them for writing, `&mut self`
         // keeps every other reference that this mapping gave out away, and `claims` keeps overlapping mappings away.
         unsafe { std::slice::from_raw_parts_mut(view.start.as_ptr(), view.length) }
     }
 
+    /// Exactly the bytes of the `range`-th range, where the CPU can reach them.
+    ///
+    /// # Errors
+    /// [`Error::OnDevice`] on a CUDA device.
+    ///
+    /// # Panics
+    /// If there is no such range.
+    pub fn try_bytes(&self, range: usize) -> Result<&[u8], Error> {
+        if self.gpu().is_some() { Err(Error::OnDevice) } else { Ok(self.bytes(range)) }
+    }
+
+    /// The bytes of the `range`-th range, to be written, where the CPU can reach them.
+    ///
+    /// # Errors
+    /// [`Error::OnDevice`] on a CUDA device; [`Error::ReadOnly`].
+    ///
+    /// # Panics
+    /// If there is no such range.
+    pub fn try_bytes_mut(&mut self, range: usize) -> Result<&mut [u8], Error> {
+        if !self.write {
+            return Err(Error::ReadOnly);
+        }
+        if self.gpu().is_some() { Err(Error::OnDevice) } else { Ok(self.bytes_mut(range)) }
+    }
+
+    /// Bytes of the `range`-th range.
+    ///
+    /// # Panics
+    /// If there is no such range.
+    #[must_use]
+    pub fn length(&self, range: usize) -> usize {
+        self.views[range].length
+    }
+
     /// Address of the `range`-th range: the same for every mapping of these bytes while the allocation lives, but
-    /// to be touched only while a mapping does.
+    /// to be touched only while a mapping does. On a CUDA device it is an address of the device, for kernels and
+    /// copies, and nothing that this process's CPU may touch.
     ///
     /// # Panics
     /// If there is no such range.
@@ -124,21 +169,87 @@ impl Mapping {
         self.views[range].start.as_ptr()
     }
 
+    /// Device address of the `range`-th range, a `CUdeviceptr` in the address space that all contexts of the process
+    /// share; `None` where the device isn't a CUDA device.
+    ///
+    /// # Panics
+    /// If there is no such range.
+    #[must_use]
+    pub fn device_ptr(&self, range: usize) -> Option<u64> {
+        let address = self.as_ptr(range).addr();
+        self.gpu().map(|_| address as u64)
+    }
+
+    /// Copies bytes of the `range`-th range, from its byte `offset` on, as many as `target` takes, on any device.
+    /// Returns when they are there. On a CUDA device it comes after what was queued in the null stream, and in streams
+    /// that wait for it; work in other streams that writes the bytes must have ended.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] past the end of the range; [`Error::Cuda`]; [`Error::Forked`].
+    ///
+    /// # Panics
+    /// If there is no such range.
+    pub fn copy_to_host(&self, range: usize, offset: u64, target: &mut [u8]) -> Result<(), Error> {
+        let inside = self.inside(range, offset, target.len())?;
+        match self.gpu() {
+            None => target.copy_from_slice(&self.bytes(range)[inside]),
+            Some(gpu) => {
+                let source = self.views[range].start.offset(inside.start).as_ptr().addr() as u64;
+                // SAFETY: the bytes lie inside the range, whose pages `held` holds, readable, while this mapping
+                // lives.
+                unsafe { gpu.copy_to_host(target, source) }?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies `source` over bytes of the `range`-th range, from its byte `offset` on, on any device. Returns when they
+    /// are there. For its order on a CUDA device see [`Self::copy_to_host`].
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`]; [`Error::OutOfRange`] past the end of the range; [`Error::Cuda`]; [`Error::Forked`].
+    ///
+    /// # Panics
+    /// If there is no such range.
+    pub fn copy_from_host(
+        &mut self,
+        range: usize,
+        offset: u64,
+        source: &[u8],
+    ) -> Result<(), Error> {
+        if !self.write {
+            return Err(Error::ReadOnly);
+        }
+        let inside = self.inside(range, offset, source.len())?;
+        match self.gpu() {
+            None => self.bytes_mut(range)[inside].copy_from_slice(source),
+            Some(gpu) => {
+                let target = self.views[range].start.offset(inside.start).as_ptr().addr() as u64;
+                // SAFETY: the bytes lie inside the range, whose pages `held` holds, writable, while this mapping
+                // lives; `claims` keeps overlapping mappings away.
+                unsafe { gpu.copy_from_host(target, source) }?;
+            }
+        }
+        Ok(())
+    }
+
     /// What it cost.
     #[must_use]
     pub fn stats(&self) -> MapStats {
         self.stats
     }
 
-    /// Ends the mapping and waits until the daemon has taken note. Dropping it does the same without waiting.
+    /// Ends the mapping and waits until the daemon has taken note. Dropping it does the same without waiting for that.
+    /// On a CUDA device both wait first for all work of this process in the device's primary context.
     ///
     /// # Errors
-    /// The mapping is over in any case. [`Error::Disconnected`] if the daemon is gone; [`Error::Io`] if this
-    /// process's access to the pages could not be taken away.
+    /// The mapping is over in any case. [`Error::Disconnected`] if the daemon is gone; [`Error::Io`] or [`Error::Cuda`]
+    /// if this process's access to the pages could not be taken away.
     pub fn unmap(mut self) -> Result<(), Error> {
         if self.session.connection().is_forked() {
             return Err(Error::Forked);
         }
+        let drained = self.drain();
         let Closed { held, owed, result } = self.close();
         let told = match self.id.take() {
             Some(id) => {
@@ -148,7 +259,78 @@ impl Mapping {
             None => Ok(()),
         };
         drop(held);
-        told.and(self.give_back(owed)).and(result)
+        told.and(self.give_back(owed)).and(drained).and(result)
+    }
+
+    /// Ends the mapping once the GPU has done what `stream` holds now, and returns at once. Nothing else that is under
+    /// way may use its bytes. Until then its pages stay in VRAM, and its bytes can't be mapped in a way that conflicts;
+    /// the connection stays open, though the last handle be dropped. What the GPU hasn't done after 10 minutes counts as
+    /// stuck: then the pages stay in VRAM until this process ends.
+    ///
+    /// Where the device isn't a CUDA device there is nothing to wait for, and this is a drop.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`] if the stream takes no event: then the mapping was dropped instead, which waits for the GPU.
+    ///
+    /// # Safety
+    /// `stream` must be a live `CUstream` of the device's primary context, or null for its default stream. A
+    /// `cudaStream_t` is one.
+    pub unsafe fn unmap_after(self, stream: *mut c_void) -> Result<(), Error> {
+        if self.session.connection().is_forked() {
+            return Err(Error::Forked);
+        }
+        let Some(gpu) = self.gpu() else { return Ok(()) };
+        // SAFETY: the caller's promise.
+        let mark = unsafe { gpu.mark(stream) }?;
+        let session = Arc::clone(&self.session);
+        session.drains.push(mark, self)
+    }
+
+    /// Ends it when the GPU doesn't use it any more.
+    pub(crate) fn end_unused(mut self) {
+        self.in_use = false;
+    }
+
+    /// The GPU that it is on.
+    fn gpu(&self) -> Option<&Arc<Gpu>> {
+        self.session.gpu()
+    }
+
+    /// A range as the CPU can reach it: nothing of it on a CUDA device.
+    fn host_view(&self, range: usize) -> View {
+        let view = self.views[range];
+        match self.gpu() {
+            None => view,
+            Some(_) => View { start: Base::of_nothing(), length: 0 },
+        }
+    }
+
+    /// Where `length` bytes from `offset` on lie in a range.
+    fn inside(&self, range: usize, offset: u64, length: usize) -> Result<Range<usize>, Error> {
+        if self.session.connection().is_forked() {
+            return Err(Error::Forked);
+        }
+        let size = self.views[range].length;
+        let start = usize::try_from(offset).unwrap_or(usize::MAX);
+        match start.checked_add(length) {
+            Some(end) if end <= size => Ok(start..end),
+            _ => Err(Error::OutOfRange {
+                start: offset,
+                end: offset.saturating_add(length as u64),
+                size: size as u64,
+            }),
+        }
+    }
+
+    /// Waits until the GPU doesn't use it any more.
+    fn drain(&mut self) -> Result<(), Error> {
+        if !std::mem::take(&mut self.in_use) || self.held.is_empty() {
+            return Ok(());
+        }
+        match self.gpu() {
+            None => Ok(()),
+            Some(gpu) => Ok(gpu.synchronize()?),
+        }
     }
 
     /// Gives up the pages and bytes, as far as this process goes.
@@ -192,6 +374,8 @@ impl Drop for Mapping {
         if self.session.connection().is_forked() {
             return;
         }
+        // Fails in a broken context, where nothing runs any more.
+        let _ = self.drain();
         // A page that could not be closed stays readable to this process, which may not touch it any more anyway.
         let Closed { held, owed, result: _ } = self.close();
         // A daemon that is gone holds no mapping and asks for nothing either; a refusal is kept for

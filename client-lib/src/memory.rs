@@ -156,12 +156,14 @@ impl Memory {
 
 #[cfg(test)]
 mod tests {
+    use lapis_proto::message::DeviceKind;
+
     use super::*;
     use crate::testing::sealed_memfd;
 
     #[test]
     fn an_owed_frame_goes_when_the_last_of_all_mappings_lets_it_go() {
-        let table = FrameTable::new(65536, 2);
+        let table = FrameTable::new(65536, 2, DeviceKind::Sim);
         let (shared, other) = (VramFrame(0), VramFrame(1));
         table
             .import(&[shared, other], vec![sealed_memfd(65536), sealed_memfd(65536)])
@@ -170,7 +172,7 @@ mod tests {
         // One file that is open twice.
         let (one, two) = (AllocationId(1), AllocationId(2));
         for id in [one, two] {
-            memory.insert(id, Space::reserve(2, 65536).expect("reserved"));
+            memory.insert(id, Space::reserve(2, 65536, None).expect("reserved"));
             memory.hold(id, 0..1, &[shared], false, &table).expect("held");
         }
         memory.hold(one, 1..2, &[other], false, &table).expect("held");

@@ -1,4 +1,7 @@
-//! A daemon for the tests: the protocol over a real socket, frames that are memory files, the simplest paging.
+//! A daemon for the tests: the protocol over a real socket, frames that are memory files or on the fake CUDA driver, the
+//! simplest paging.
+
+pub(crate) mod cuda;
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -6,7 +9,7 @@ use std::io::{IoSlice, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
@@ -143,10 +146,10 @@ impl Peer {
     }
 
     /// Answers the handshake; returns the event socket.
-    pub(crate) fn handshake(&mut self, vram_frames: u32) -> UnixStream {
+    pub(crate) fn handshake(&mut self, welcome: &Welcome) -> UnixStream {
         let mut hello = self.receive().expect("a hello");
         assert_eq!(hello.kind, Kind::Hello);
-        self.reply(hello.request, &welcome(vram_frames));
+        self.reply(hello.request, welcome);
         hello.fds.pop().expect("an event socket").into()
     }
 }
@@ -158,13 +161,22 @@ pub(crate) fn scripted<T: Send + 'static>(
 ) -> (Client, JoinHandle<T>) {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("s");
-    let listener = UnixListener::bind(&path).expect("bound");
-    let thread = std::thread::spawn(move || {
-        let mut peer = Peer::new(listener.accept().expect("a client").0);
-        let events = peer.handshake(vram_frames);
-        act(peer, events)
-    });
+    let thread = listening(&path, welcome(vram_frames), act);
     (Client::connect(path).expect("connected"), thread)
+}
+
+/// Starts `act` as the daemon for the one client that will connect to `path`.
+pub(crate) fn listening<T: Send + 'static>(
+    path: &Path,
+    welcome: Welcome,
+    act: impl FnOnce(Peer, UnixStream) -> T + Send + 'static,
+) -> JoinHandle<T> {
+    let listener = UnixListener::bind(path).expect("bound");
+    std::thread::spawn(move || {
+        let mut peer = Peer::new(listener.accept().expect("a client").0);
+        let events = peer.handshake(&welcome);
+        act(peer, events)
+    })
 }
 
 /// A daemon that says yes to everything and returns what it was told, up to the goodbye.
@@ -210,7 +222,8 @@ impl Daemon {
     pub(crate) fn start(frames: u32, name: &'static str) -> Daemon {
         let (sender, revoked) = sync_channel(16);
         let (client, thread) = scripted(frames, move |peer, events| {
-            Paging::new(frames, name, sender).serve(peer, &events)
+            let memory = |_| Box::new(File::from(named_memfd(name, 65536))) as Box<dyn FrameMemory>;
+            Paging::new((0..frames).map(memory).collect(), sender).serve(peer, &events)
         });
         Daemon { client, revoked, thread }
     }
@@ -228,8 +241,30 @@ struct Page {
     saved: Vec<u8>,
 }
 
+/// What a frame is made of.
+trait FrameMemory {
+    fn save(&self, bytes: &mut [u8]);
+    fn load(&self, bytes: &[u8]);
+    /// A descriptor for the client.
+    fn export(&self) -> OwnedFd;
+}
+
+impl FrameMemory for File {
+    fn save(&self, bytes: &mut [u8]) {
+        self.read_exact_at(bytes, 0).expect("saved");
+    }
+
+    fn load(&self, bytes: &[u8]) {
+        self.write_all_at(bytes, 0).expect("loaded");
+    }
+
+    fn export(&self) -> OwnedFd {
+        self.as_fd().try_clone_to_owned().expect("there are descriptors")
+    }
+}
+
 struct Slot {
-    file: File,
+    memory: Box<dyn FrameMemory>,
     page: Option<(u64, usize)>,
     sent: bool,
 }
@@ -245,12 +280,12 @@ struct Paging {
 }
 
 impl Paging {
-    fn new(frames: u32, name: &str, revoked: SyncSender<Vec<VramFrame>>) -> Paging {
-        let slot = |_| Slot { file: named_memfd(name, 65536).into(), page: None, sent: false };
+    fn new(frames: Vec<Box<dyn FrameMemory>>, revoked: SyncSender<Vec<VramFrame>>) -> Paging {
+        let slot = |memory| Slot { memory, page: None, sent: false };
         Paging {
             allocations: HashMap::new(),
             mappings: HashMap::new(),
-            slots: (0..frames).map(slot).collect(),
+            slots: frames.into_iter().map(slot).collect(),
             next_victim: 0,
             next_id: 100,
             revoked,
@@ -369,8 +404,9 @@ impl Paging {
         new.sort_unstable();
         new.dedup();
         for part in new.chunks(100) {
-            let fds: Vec<BorrowedFd<'_>> =
-                part.iter().map(|frame| self.slots[*frame].file.as_fd()).collect();
+            let fds: Vec<OwnedFd> =
+                part.iter().map(|frame| self.slots[*frame].memory.export()).collect();
+            let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
             peer.reply_with(request, &Frames { frames: wire(part) }, &fds);
         }
         for frame in new {
@@ -403,11 +439,11 @@ impl Paging {
         let slot = &mut self.slots[free];
         if let Some((id, page)) = slot.page.replace((allocation, page)) {
             let old = &mut self.allocations.get_mut(&id).expect("live")[page];
-            slot.file.read_exact_at(&mut old.saved, 0).expect("saved");
+            slot.memory.save(&mut old.saved);
             old.frame = None;
         }
         let new = &mut self.allocations.get_mut(&allocation).expect("live")[page];
-        slot.file.write_all_at(&new.saved, 0).expect("loaded");
+        slot.memory.load(&new.saved);
         new.frame = Some(free);
         Some(free)
     }

@@ -4,9 +4,11 @@ use std::time::Duration;
 use lapis_proto::code::Code;
 use lapis_proto::ids::{AllocationId, MappingId, VramFrame};
 use lapis_proto::kind::Kind;
-use lapis_proto::message::{Allocated, Done, Frames, Revoked};
+use lapis_proto::message::{Allocated, DeviceKind, Done, Frames, Revoked};
 
 use super::*;
+use crate::cuda::driver::DriverError;
+use crate::cuda::error::CudaError;
 use crate::testing::{
     Daemon, PAGE, access_at, open_memfds, patterned_file, refused, scripted, sealed_memfd, stats,
 };
@@ -544,24 +546,37 @@ fn an_event_that_is_none_closes_the_event_socket_only() {
 }
 
 #[test]
-fn a_cuda_daemon_is_told_apart_before_anything_is_mapped() {
+fn without_a_driver_a_cuda_daemon_gives_numbers_and_no_memory() {
     use crate::testing::{Peer, welcome};
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().expect("a pair");
     let (events, _events) = std::os::unix::net::UnixStream::pair().expect("a pair");
     let daemon = std::thread::spawn(move || {
         let mut peer = Peer::new(theirs);
-        let request = peer.receive().expect("an allocation");
-        peer.reply(request.request, &Allocated { allocation: AllocationId(1), pages: 1 });
-        while peer.receive().is_some_and(|request| request.kind != Kind::Map) {}
+        let mut kinds = Vec::new();
+        while let Some(request) = peer.receive() {
+            kinds.push(request.kind);
+            peer.reply(request.request, &stats());
+        }
+        kinds
     });
     let cuda = Welcome { device: DeviceKind::Cuda, ..welcome(4) };
-    let session = Session::start(ours, lapis_proto::frame::FrameReader::new(), events, cuda)
-        .expect("started");
-    let client = Client::of(Arc::new(session));
-    let allocation = client.allocate(1).expect("allocated");
-    assert!(matches!(allocation.map_all(Access::Read).map(drop), Err(Error::Unsupported { .. })));
-    drop((allocation, client));
-    daemon.join().expect("no panic");
+    let reader = lapis_proto::frame::FrameReader::new();
+    let session = Session::start((ours, reader), events, cuda, Some("/nowhere/libcuda.so".into()));
+    let client = Client::of(Arc::new(session.expect("started")));
+    client.stats().expect("numbers");
+    let (_directory, path) = patterned_file(10);
+    for refused in [client.allocate(1), client.open_path(path, 0, 1)] {
+        let error = refused.map(drop).expect_err("no driver");
+        assert!(
+            matches!(&error, Error::Cuda(CudaError::Driver(DriverError::Load { .. }))),
+            "{error}"
+        );
+        let text = error.to_string();
+        assert!(text.contains("CUDA") && text.contains("/nowhere/libcuda.so"), "{text}");
+        assert!(!error.is_retryable());
+    }
+    drop(client);
+    assert_eq!(daemon.join().expect("no panic"), [Kind::Stat, Kind::Bye], "nothing was asked for");
 }
 
 #[test]

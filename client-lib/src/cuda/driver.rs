@@ -241,6 +241,10 @@ functions! {
     "cuDevicePrimaryCtxRelease_v2" primary_context_release(device: CUdevice);
     /// Makes a context the calling thread's.
     "cuCtxSetCurrent" context_set(context: CUcontext);
+    /// Makes a context the calling thread's until it is popped.
+    "cuCtxPushCurrent_v2" context_push(context: CUcontext);
+    /// Makes the context before it the calling thread's again.
+    "cuCtxPopCurrent_v2" context_pop(context: *mut CUcontext);
     /// Waits for everything in the context.
     "cuCtxSynchronize" context_synchronize();
     /// Free and all bytes of the current device.
@@ -273,6 +277,10 @@ functions! {
     "cuMemcpyHtoDAsync_v2" copy_up(target: DevicePtr, source: *const c_void, bytes: usize, stream: CUstream);
     /// Starts a copy from the device.
     "cuMemcpyDtoHAsync_v2" copy_down(target: *mut c_void, source: DevicePtr, bytes: usize, stream: CUstream);
+    /// Copies to the device, in the null stream. Returns when the host memory may be changed.
+    "cuMemcpyHtoD_v2" copy_up_now(target: DevicePtr, source: *const c_void, bytes: usize);
+    /// Copies from the device, in the null stream. Returns when the bytes are there.
+    "cuMemcpyDtoH_v2" copy_down_now(target: *mut c_void, source: DevicePtr, bytes: usize);
     /// Starts to fill with a byte.
     "cuMemsetD8Async" fill(target: DevicePtr, byte: u8, count: usize, stream: CUstream);
     /// Makes a stream; 1: without waiting for the null stream.

@@ -11,36 +11,23 @@
 //! for a whole run of pages is all it costs. A page is readable only while a mapping of this process holds it.
 
 use std::collections::HashSet;
-use std::io;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::ptr::NonNull;
 use std::sync::Arc;
 
 use lapis_proto::ids::VramFrame;
 
+use crate::cuda::gpu::Gpu;
 use crate::error::{Error, ProtocolError};
 use crate::frames::FrameTable;
 
-/// A larger alignment gains nothing: huge pages are this long.
-const ALIGNMENT_MAX: usize = 2 << 20;
+use super::area::{Area, Base, Frame, MemfdArea, too_long};
 
 /// What may be done to a page's bytes. Ordered: more allows more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Protection {
+pub(super) enum Protection {
     None,
     Read,
     Write,
-}
-
-impl Protection {
-    fn flags(self) -> libc::c_int {
-        match self {
-            Protection::None => libc::PROT_NONE,
-            Protection::Read => libc::PROT_READ,
-            Protection::Write => libc::PROT_READ | libc::PROT_WRITE,
-        }
-    }
 }
 
 /// One page's place.
@@ -48,7 +35,7 @@ impl Protection {
 struct Place {
     /// The frame that is mapped here.
     frame: Option<VramFrame>,
-    /// As the kernel has it.
+    /// As the kernel or the driver has it.
     protection: Protection,
     /// Mappings that hold the page for reading.
     readers: u32,
@@ -77,81 +64,37 @@ impl Place {
     }
 }
 
-/// An address in a space. Only a mapping may go there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Base(NonNull<u8>);
-
-// SAFETY: an address alone gives no access; who may touch the bytes is the Mapping's business.
-unsafe impl Send for Base {}
-// SAFETY: as above.
-unsafe impl Sync for Base {}
-
-impl Base {
-    /// The address `bytes` further, which must be inside the space or at its end.
-    pub(crate) fn offset(self, bytes: usize) -> Base {
-        Base(NonNull::new(self.0.as_ptr().wrapping_add(bytes)).unwrap_or(self.0))
-    }
-
-    pub(crate) fn as_ptr(self) -> *mut u8 {
-        self.0.as_ptr()
-    }
-}
-
-/// An allocation's addresses. Unmapped on drop, except in a forked child, which never had them.
+/// An allocation's addresses.
 #[derive(Debug)]
 pub(crate) struct Space {
-    base: NonNull<u8>,
-    page_size: usize,
+    area: Area,
     places: Vec<Place>,
     /// Places with a frame.
     framed: usize,
-    process: u32,
 }
 
-// SAFETY: a Space owns its address range as a Vec owns its memory; nothing about it is tied to a thread.
-unsafe impl Send for Space {}
-
 impl Space {
-    /// Reserves addresses for `pages` pages, aligned to the page size or to a huge page.
-    pub(crate) fn reserve(pages: u32, page_size: u64) -> Result<Space, Error> {
-        let too_long = || Error::Io { call: "mmap", source: io::ErrorKind::OutOfMemory.into() };
+    /// Reserves addresses for `pages` pages: of the GPU, or else of this process, aligned to the page size or to a
+    /// huge page.
+    pub(crate) fn reserve(
+        pages: u32,
+        page_size: u64,
+        gpu: Option<&Arc<Gpu>>,
+    ) -> Result<Space, Error> {
         let page_size = usize::try_from(page_size).map_err(|_| too_long())?;
         let count = usize::try_from(pages).map_err(|_| too_long())?;
         let size = count.checked_mul(page_size).filter(|size| *size > 0).ok_or_else(too_long)?;
-        let alignment = page_size.min(ALIGNMENT_MAX);
-        let padded = size.checked_add(alignment).ok_or_else(too_long)?;
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: a new private mapping at an address of the kernel's choice touches nothing that exists.
-        let start =
-            unsafe { libc::mmap(std::ptr::null_mut(), padded, libc::PROT_NONE, flags, -1, 0) };
-        if start == libc::MAP_FAILED {
-            return Err(last_error("mmap"));
-        }
-        let start = start.cast::<u8>();
-        let before = start.align_offset(alignment).min(alignment);
-        // SAFETY: `before <= alignment`, so `before + size` is within the `padded` bytes just mapped.
-        let (base, end) = unsafe { (start.add(before), start.add(before + size)) };
-        // SAFETY: head and tail are whole hardware pages of the mapping just made, outside `base..end`, and nobody
-        // else knows of them. Trimming can't fail for what is mapped; if it did, only addresses would be wasted.
-        unsafe {
-            if before > 0 {
-                libc::munmap(start.cast(), before);
-            }
-            if alignment > before {
-                libc::munmap(end.cast(), alignment - before);
-            }
-        }
-        let base = NonNull::new(base).ok_or_else(too_long)?;
+        let area = match gpu {
+            Some(gpu) => Area::on_device(gpu, page_size, size)?,
+            None => Area::Memfd(MemfdArea::reserve(page_size, size)?),
+        };
         let place = Place { frame: None, protection: Protection::None, readers: 0, writers: 0 };
-        let process = std::process::id();
-        let space = Space { base, page_size, places: vec![place; count], framed: 0, process };
-        space.keep_from_children(0..count)?;
-        Ok(space)
+        Ok(Space { area, places: vec![place; count], framed: 0 })
     }
 
     /// Address of the first page.
     pub(crate) fn base(&self) -> Base {
-        Base(self.base)
+        self.area.base()
     }
 
     /// Pages that have a frame mapped, each of which costs the process an entry of its memory map.
@@ -237,31 +180,26 @@ impl Space {
         write: bool,
         table: &FrameTable,
     ) -> Result<(), Error> {
-        let mut fds: Vec<Option<Arc<OwnedFd>>> = Vec::with_capacity(frames.len());
+        let mut missing: Vec<Option<Frame>> = Vec::with_capacity(frames.len());
         for (page, frame) in pages.clone().zip(frames) {
             let place = &self.places[page];
-            fds.push(match place.frame {
+            missing.push(match place.frame {
                 Some(here) if here == *frame => None,
                 Some(here) if place.is_held() => {
                     let page = u32::try_from(page).unwrap_or(u32::MAX);
                     return Err(ProtocolError::Moved { page, held: here.0, found: frame.0 }.into());
                 }
-                Some(_) | None => Some(table.get(*frame)?),
+                Some(_) | None => Some(self.area.frame(table, *frame)?),
             });
         }
         let protection = if write { Protection::Write } else { Protection::Read };
-        for run in runs(&fds, Option::is_some) {
+        for run in runs(&missing, Option::is_some) {
             for index in run.clone() {
-                if let Some(fd) = &fds[index] {
-                    self.place_frame(
-                        pages.start + index,
-                        frames[index],
-                        fd.as_raw_fd(),
-                        protection,
-                    )?;
+                if let Some(frame) = &missing[index] {
+                    self.place_frame(pages.start + index, (frames[index], frame), protection)?;
                 }
             }
-            self.keep_from_children(pages.start + run.start..pages.start + run.end)?;
+            self.area.placed(pages.start + run.start..pages.start + run.end)?;
         }
         Ok(())
     }
@@ -269,75 +207,62 @@ impl Space {
     fn place_frame(
         &mut self,
         page: usize,
-        frame: VramFrame,
-        fd: RawFd,
+        (number, frame): (VramFrame, &Frame),
         protection: Protection,
     ) -> Result<(), Error> {
-        let flags = libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_POPULATE;
-        // SAFETY: the address range is page `page` of our reservation, which nothing else uses and which no mapping
-        // holds (`place_frames` checked), so no reference into it exists. `fd` is open: the caller keeps it. The
-        // file has exactly one page and can't shrink (`FrameTable`'s invariant), so every byte is backed.
-        let address = unsafe {
-            libc::mmap(self.address(page), self.page_size, protection.flags(), flags, fd, 0)
-        };
-        if address == libc::MAP_FAILED {
-            return Err(last_error("mmap"));
+        if !self.area.replaces() {
+            self.vacate(page..page + 1)?;
         }
+        let protection = self.area.place(page, frame, protection)?;
         let place = &mut self.places[page];
-        if place.frame.replace(frame).is_none() {
+        if place.frame.replace(number).is_none() {
             self.framed += 1;
         }
         place.protection = protection;
         Ok(())
     }
 
-    /// Puts the bare reservation back over `pages`, which no mapping may hold.
+    /// Takes the frames out of `pages`, which no mapping may hold.
     fn vacate(&mut self, pages: Range<usize>) -> Result<(), Error> {
         debug_assert!(self.places[pages.clone()].iter().all(|place| !place.is_held()));
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
-        // SAFETY: the range lies in our reservation and no mapping holds it, so no reference into it exists; what
-        // replaces it is inaccessible.
-        let address = unsafe {
-            libc::mmap(
-                self.address(pages.start),
-                pages.len() * self.page_size,
-                libc::PROT_NONE,
-                flags,
-                -1,
-                0,
-            )
-        };
-        if address == libc::MAP_FAILED {
-            return Err(last_error("mmap"));
-        }
-        for place in &mut self.places[pages.clone()] {
-            if place.frame.take().is_some() {
-                self.framed -= 1;
+        let step = self.area.vacated_max().min(pages.len());
+        for start in pages.clone().step_by(step.max(1)) {
+            let these = start..(start + step).min(pages.end);
+            if self.places[these.clone()].iter().all(|place| place.frame.is_none()) {
+                continue;
             }
-            place.protection = Protection::None;
+            self.area.vacate(these.clone())?;
+            for place in &mut self.places[these] {
+                if place.frame.take().is_some() {
+                    self.framed -= 1;
+                }
+                place.protection = Protection::None;
+            }
         }
-        self.keep_from_children(pages)
+        Ok(())
+    }
+
+    /// The protection that a page is to have: what its holders need, or more where it can't be lowered under them.
+    fn wanted(&self, place: &Place) -> Protection {
+        match place.wanted() {
+            Protection::None => Protection::None,
+            needed if self.area.lowers() => needed,
+            needed => needed.max(place.protection),
+        }
     }
 
     /// Gives each page the protection that its holders need, one call per run of pages that lack the same one.
     fn settle(&mut self, pages: Range<usize>) -> Result<(), Error> {
         let mut page = pages.start;
         while page < pages.end {
-            let wanted = self.places[page].wanted();
-            let lacks = |place: &Place| place.protection != wanted && place.wanted() == wanted;
+            let wanted = self.wanted(&self.places[page]);
+            let lacks = |place: &Place| place.protection != wanted && self.wanted(place) == wanted;
             let count = self.places[page..pages.end].iter().take_while(|p| lacks(p)).count();
             if count == 0 {
                 page += 1;
                 continue;
             }
-            // SAFETY: the range lies in our reservation. Access is taken only from pages that no mapping holds, and
-            // write access only from pages that no writer holds, so no reference loses what it relies on.
-            let result = unsafe {
-                libc::mprotect(self.address(page), count * self.page_size, wanted.flags())
-            };
-            if result != 0 {
-                return Err(last_error("mprotect"));
-            }
+            self.area.protect(page..page + count, wanted)?;
             for place in &mut self.places[page..page + count] {
                 place.protection = wanted;
             }
@@ -345,30 +270,12 @@ impl Space {
         }
         Ok(())
     }
-
-    /// A forked child doesn't get these addresses: it holds no mapping, and would keep frames alive unseen.
-    fn keep_from_children(&self, pages: Range<usize>) -> Result<(), Error> {
-        let length = pages.len() * self.page_size;
-        // SAFETY: the range lies in our reservation; the advice changes what fork copies, nothing here.
-        let result =
-            unsafe { libc::madvise(self.address(pages.start), length, libc::MADV_DONTFORK) };
-        if result == 0 { Ok(()) } else { Err(last_error("madvise")) }
-    }
-
-    fn address(&self, page: usize) -> *mut libc::c_void {
-        // SAFETY: `page` is at most the number of pages, so this stays in the reservation or at its end.
-        unsafe { self.base.as_ptr().add(page * self.page_size) }.cast()
-    }
 }
 
 impl Drop for Space {
     fn drop(&mut self) {
-        if self.process != std::process::id() {
-            return;
-        }
-        // SAFETY: the range is ours and its last owner goes: mappings keep their allocation alive, so none holds a
-        // page here. Fails only for a range that isn't mapped at all.
-        unsafe { libc::munmap(self.address(0), self.places.len() * self.page_size) };
+        let places = self.places.iter().enumerate();
+        self.area.clear(places.filter(|(_, place)| place.frame.is_some()).map(|(page, _)| page));
     }
 }
 
@@ -384,10 +291,6 @@ fn runs<T>(items: &[T], wanted: impl Fn(&T) -> bool) -> Vec<Range<usize>> {
         start = end;
     }
     found
-}
-
-fn last_error(call: &'static str) -> Error {
-    Error::Io { call, source: io::Error::last_os_error() }
 }
 
 #[cfg(test)]

@@ -205,22 +205,49 @@ impl Model {
 
 impl LayerMapping {
     /// The bytes of a tensor, by its index in the model; in a part that cuts the tensor, those of the part. `None`
-    /// for a tensor that is not mapped here; empty tensors never are.
+    /// for a tensor that is not mapped here; empty tensors never are. `None` as well on a CUDA device, where the CPU
+    /// can't reach them: see [`Self::tensor_device_ptr`] and [`Self::copy_to_host`].
     #[must_use]
     pub fn tensor(&self, tensor: usize) -> Option<&[u8]> {
-        self.position(tensor).map(|range| self.mapping.bytes(range))
+        self.position(tensor).and_then(|range| self.mapping.try_bytes(range).ok())
     }
 
     /// The address of a tensor: the same for every mapping of it while its [`Model`] lives, to be touched only while
-    /// a mapping does.
+    /// a mapping does. On a CUDA device it is the device's, and nothing for the CPU to touch.
     #[must_use]
     pub fn tensor_ptr(&self, tensor: usize) -> Option<*const u8> {
         self.position(tensor).map(|range| self.mapping.as_ptr(range).cast_const())
     }
 
-    /// All that is mapped here, with its bytes. Empty tensors are left out.
+    /// The device address of a tensor, for kernels; `None` for a tensor that is not mapped here, and where the device
+    /// isn't a CUDA device.
+    #[must_use]
+    pub fn tensor_device_ptr(&self, tensor: usize) -> Option<u64> {
+        self.position(tensor).and_then(|range| self.mapping.device_ptr(range))
+    }
+
+    /// All that is mapped here. Empty tensors are left out.
+    #[must_use]
+    pub fn slices(&self) -> &[TensorSlice] {
+        &self.slices
+    }
+
+    /// All that is mapped here, with its bytes. Empty tensors are left out. On a CUDA device the bytes are empty
+    /// slices, for the CPU can't reach them: [`Self::copy_to_host`] reads them on any device.
     pub fn iter(&self) -> impl Iterator<Item = (&TensorSlice, &[u8])> {
         self.slices.iter().enumerate().map(|(range, slice)| (slice, self.mapping.bytes(range)))
+    }
+
+    /// Copies bytes of one of [`Self::slices`], by its index there, from the slice's byte `offset` on, as many as
+    /// `target` takes, on any device.
+    ///
+    /// # Errors
+    /// As [`Mapping::copy_to_host`].
+    ///
+    /// # Panics
+    /// If there is no such slice.
+    pub fn copy_to_host(&self, slice: usize, offset: u64, target: &mut [u8]) -> Result<(), Error> {
+        self.mapping.copy_to_host(slice, offset, target)
     }
 
     /// What it cost.
@@ -235,6 +262,20 @@ impl LayerMapping {
     /// As [`Mapping::unmap`].
     pub fn unmap(self) -> Result<(), Error> {
         self.mapping.unmap()
+    }
+
+    /// Ends the mapping once the GPU has done what `stream` holds now, and returns at once; see
+    /// [`Mapping::unmap_after`].
+    ///
+    /// # Errors
+    /// As [`Mapping::unmap_after`].
+    ///
+    /// # Safety
+    /// As [`Mapping::unmap_after`].
+    #[expect(unsafe_code, reason = "passes the caller's promise on")]
+    pub unsafe fn unmap_after(self, stream: *mut std::ffi::c_void) -> Result<(), Error> {
+        // SAFETY: the caller's promise.
+        unsafe { self.mapping.unmap_after(stream) }
     }
 
     fn position(&self, tensor: usize) -> Option<usize> {

@@ -1,8 +1,10 @@
+use lapis_proto::message::DeviceKind;
+
 use super::*;
 use crate::testing::{access_at, sealed_memfd};
 
 fn table(frames: u32) -> FrameTable {
-    let table = FrameTable::new(65536, frames);
+    let table = FrameTable::new(65536, frames, DeviceKind::Sim);
     for frame in 0..frames {
         table.import(&[VramFrame(frame)], vec![sealed_memfd(65536)]).expect("good frames");
     }
@@ -29,26 +31,30 @@ fn hold(
 #[test]
 fn reservations_are_aligned_and_impossible_ones_are_errors() {
     for page_size in [4096_u64, 65536, 2 << 20, 4 << 20] {
-        let space = Space::reserve(3, page_size).expect("reserved");
+        let space = Space::reserve(3, page_size, None).expect("reserved");
         let alignment = usize::try_from(page_size.min(2 << 20)).expect("small");
         assert_eq!(space.base().as_ptr().addr() % alignment, 0);
         assert_eq!(access_at(space.base().as_ptr()).as_deref(), Some("---p"));
     }
     for (pages, page_size) in [(0, 4096), (u32::MAX, 1 << 30), (u32::MAX, 1 << 32)] {
-        assert!(matches!(Space::reserve(pages, page_size), Err(Error::Io { call: "mmap", .. })));
+        assert!(matches!(
+            Space::reserve(pages, page_size, None),
+            Err(Error::Io { call: "mmap", .. })
+        ));
     }
 }
 
 #[test]
 fn frames_stay_closed_where_they_were_and_open_again() {
     let table = table(4);
-    let mut space = Space::reserve(4, 65536).expect("reserved");
+    let mut space = Space::reserve(4, 65536, None).expect("reserved");
     hold(&mut space, 1..3, &[2, 0], false, &table).expect("held");
     assert_eq!(access(&space), ["---p", "r--s", "r--s", "---p"]);
     space.release(1..3, false, false).expect("released");
     assert_eq!(access(&space), ["---p", "---s", "---s", "---p"]);
     // Without a table that has the frames: they are there already.
-    hold(&mut space, 1..3, &[2, 0], true, &FrameTable::new(65536, 4)).expect("held");
+    hold(&mut space, 1..3, &[2, 0], true, &FrameTable::new(65536, 4, DeviceKind::Sim))
+        .expect("held");
     assert_eq!(access(&space), ["---p", "rw-s", "rw-s", "---p"]);
     assert_eq!(space.framed(), 2);
     space.release(1..3, true, false).expect("released");
@@ -59,7 +65,7 @@ fn frames_stay_closed_where_they_were_and_open_again() {
 #[test]
 fn pages_given_up_lose_their_frame_unless_another_mapping_holds_them() {
     let table = table(4);
-    let mut space = Space::reserve(4, 65536).expect("reserved");
+    let mut space = Space::reserve(4, 65536, None).expect("reserved");
     hold(&mut space, 0..4, &[0, 1, 2, 3], false, &table).expect("held");
     hold(&mut space, 2..3, &[2], true, &table).expect("held");
     assert_eq!(access(&space), ["r--s", "r--s", "rw-s", "r--s"]);
@@ -71,7 +77,7 @@ fn pages_given_up_lose_their_frame_unless_another_mapping_holds_them() {
 #[test]
 fn a_hold_that_fails_holds_nothing() {
     let table = table(2);
-    let mut space = Space::reserve(4, 65536).expect("reserved");
+    let mut space = Space::reserve(4, 65536, None).expect("reserved");
     let error = hold(&mut space, 0..3, &[0, 1, 9], false, &table).expect_err("no frame 9");
     assert!(matches!(error, Error::Protocol(ProtocolError::Frames { frame: 9, .. })));
     assert!(access(&space).iter().all(|access| access.starts_with("---")));
@@ -91,7 +97,7 @@ fn a_hold_that_fails_holds_nothing() {
 #[test]
 fn revoked_frames_leave_every_place_that_nobody_holds() {
     let table = table(3);
-    let mut space = Space::reserve(5, 65536).expect("reserved");
+    let mut space = Space::reserve(5, 65536, None).expect("reserved");
     // One frame at two places, as after its page moved on.
     hold(&mut space, 0..1, &[0], false, &table).expect("held");
     space.release(0..1, false, false).expect("released");
