@@ -96,7 +96,7 @@ fn upper_sources_win_key_by_key() {
     let upper = parse("vram = \"2GiB\"").unwrap();
     let lower = parse("vram = \"3GiB\"\nram = \"4GiB\"").unwrap();
     let config = upper.over(lower).resolve(&host()).unwrap();
-    assert_eq!((config.vram, config.ram), (Size::gib(2), Size::gib(4)));
+    assert_eq!((config.vram, config.ram), (Size::gib(2).into(), Size::gib(4)));
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn each_setting_is_merged() {
         socket_mode: 0o600,
         device: DeviceChoice::Sim,
         unified: true,
-        vram: Size::mib(1),
+        vram: Size::mib(1).into(),
         ram: Size::mib(2),
         nvme: Some(Size::mib(3)),
         spill_dir: "/other".into(),
@@ -231,7 +231,7 @@ fn page_sizes_are_powers_of_two_within_bounds() {
 
 #[test]
 fn tiers_hold_a_handful_of_pages() {
-    let (message, fix) = refusal(&Config { vram: Size::mib(7), ..config() });
+    let (message, fix) = refusal(&Config { vram: Size::mib(7).into(), ..config() });
     assert_eq!(
         message,
         "vram is 7MiB, but needs at least 4 frames of 2MiB: \
@@ -244,9 +244,9 @@ fn tiers_hold_a_handful_of_pages() {
         "{message}"
     );
     assert_eq!(fix, "raise ram to at least 16416KiB, or lower page_size");
-    Config { vram: Size::mib(8), ram: Size::kib(16_416), ..config() }.validate().unwrap();
+    Config { vram: Size::mib(8).into(), ram: Size::kib(16_416), ..config() }.validate().unwrap();
 
-    let large = Config { vram: Size::gib(2 << 20), page_size: 64 << 10, ..config() };
+    let large = Config { vram: Size::gib(2 << 20).into(), page_size: 64 << 10, ..config() };
     let (message, fix) = refusal(&large);
     assert_eq!(message, "vram is 2048TiB, but a tier has at most 1TiB in frames of 64KiB");
     assert_eq!(fix, "raise page_size, or lower vram to at most 1TiB");
@@ -254,7 +254,7 @@ fn tiers_hold_a_handful_of_pages() {
 
 #[test]
 fn vram_fits_into_the_tiers_below() {
-    let small = Config { vram: Size::gib(3), nvme: Some(Size::gib(2)), ..config() };
+    let small = Config { vram: Size::gib(3).into(), nvme: Some(Size::gib(2)), ..config() };
     let (message, fix) = refusal(&small);
     assert_eq!(
         message,
@@ -268,7 +268,7 @@ fn vram_fits_into_the_tiers_below() {
     let auto = Config { nvme: None, ..small };
     auto.validate().unwrap();
     assert_eq!(auto.nvme_size(), Size::mib(2050));
-    let odd = Config { vram: Size::mib(27), ram: Size::mib(17), ..auto };
+    let odd = Config { vram: Size::mib(27).into(), ram: Size::mib(17), ..auto };
     assert_eq!((odd.vram_frames(), odd.ram_frames(), odd.spill_slots()), (13, 8, 5));
     odd.validate().unwrap();
 }
