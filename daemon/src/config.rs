@@ -184,7 +184,11 @@ impl Config {
     pub fn settled(&self, gpu_free: Option<u64>) -> Result<Config, ConfigError> {
         let vram = match (self.vram, gpu_free) {
             (Amount::Fixed(size), _) => size,
-            (share @ Amount::Share(_), Some(free)) => share.of(free),
+            // In whole pages, as it is used.
+            (share @ Amount::Share(_), Some(free)) => {
+                let bytes = share.of(free).bytes();
+                Size::from_bytes(bytes - bytes % self.page_size.max(1))
+            }
             (Amount::Share(_), None) => return Err(ConfigError::ShareOfSim),
         };
         let config = Config { vram: vram.into(), ..self.clone() };

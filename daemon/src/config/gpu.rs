@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use serde::de::{Deserialize, Deserializer, Error as _, Visitor};
+use serde::de::{Deserialize, Deserializer, Visitor};
 use serde::{Serialize, Serializer};
 
 /// What `nvidia-smi -L` puts before a UUID.
@@ -85,7 +85,7 @@ impl<'de> Deserialize<'de> for GpuChoice {
                 self.visit_str(&number.to_string())
             }
         }
-        deserializer.deserialize_any(Either).map_err(D::Error::custom)
+        deserializer.deserialize_any(Either)
     }
 }
 

@@ -5,6 +5,8 @@ use lapis_proto::message::{Quota, QuotaSubject};
 
 use super::*;
 
+mod gpu;
+
 fn host() -> Host {
     Host {
         root: false,
@@ -51,6 +53,8 @@ fn the_effective_configuration_is_a_file_that_reads_back() {
 socket = \"/run/user/1000/lapis.sock\"
 socket_mode = \"0600\"
 device = \"sim\"
+gpu = \"GPU-00010203-0405-0607-0809-0a0b0c0d0e0f\"
+libcuda = \"/opt/libcuda.so.1\"
 unified = false
 vram = \"24GiB\"
 ram = \"8GiB\"
@@ -102,6 +106,8 @@ fn upper_sources_win_key_by_key() {
 #[test]
 fn each_setting_is_merged() {
     let all = Settings::from(&Config {
+        gpu: Some(GpuChoice::Ordinal(1)),
+        libcuda: Some("/this".into()),
         link: Link { bandwidth: Some(Rate::from_bytes_per_s(1)), latency: Duration::ZERO },
         quotas: vec![Quota { priority: 1, ..Quota::none(QuotaSubject::EachUid) }],
         ..config()
@@ -110,6 +116,8 @@ fn each_setting_is_merged() {
         socket: "/other".into(),
         socket_mode: 0o600,
         device: DeviceChoice::Sim,
+        gpu: Some(GpuChoice::Ordinal(2)),
+        libcuda: Some("/other".into()),
         unified: true,
         vram: Size::mib(1).into(),
         ram: Size::mib(2),
@@ -150,7 +158,7 @@ fn shares_are_of_this_host() {
     let config = settings.resolve(&host()).unwrap();
     assert_eq!(config.ram, Size::gib(5));
     assert_eq!(config.nvme, Some(Size::from_bytes(100_000_000)));
-    let error = parse("vram = \"80%\"").unwrap().resolve(&host()).unwrap_err();
+    let error = parse("device = \"sim\"\nvram = \"80%\"").unwrap().resolve(&host()).unwrap_err();
     assert_eq!(
         error.to_string(),
         "vram is a share, but the sim device has no memory of its own to take it of"
@@ -206,13 +214,6 @@ fn defaults_that_do_not_exist_are_asked_for() {
     assert_eq!(error.fix(), "give --socket");
     let socket = Settings { socket: Some("/tmp/s".into()), ..Settings::default() };
     assert_eq!(socket.resolve(&bare).unwrap_err().fix(), "give --spill-dir");
-}
-
-#[test]
-fn cuda_is_refused_for_now() {
-    let (message, fix) = refusal(&Config { device: DeviceChoice::Cuda, ..config() });
-    assert_eq!(message, "device is cuda, but this version has no CUDA device yet");
-    assert_eq!(fix, "use --device auto, or --device sim to simulate VRAM in host memory");
 }
 
 #[test]
@@ -275,8 +276,8 @@ fn vram_fits_into_the_tiers_below() {
 
 #[test]
 fn ram_smaller_than_vram_is_warned_of() {
-    let warning = |vram, ram| {
-        let config = Config { vram, ram, ..config() };
+    let warning = |vram: Size, ram| {
+        let config = Config { vram: vram.into(), ram, ..config() };
         config.validate().unwrap();
         config.warning().map(|warning| warning.to_string())
     };

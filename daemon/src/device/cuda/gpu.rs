@@ -291,7 +291,7 @@ fn list(driver: &Driver) -> Result<Vec<(CUdevice, [u8; 16])>, CallFailed> {
             driver.device_uuid(&raw mut uuid, device)?;
         }
         // The element type is the platform's char; the bytes are the same.
-        Ok((device, uuid.bytes.map(|byte| byte.to_ne_bytes()[0])))
+        Ok((device, uuid.bytes.map(|byte| u8::from_ne_bytes(byte.to_ne_bytes()))))
     };
     (0..count).map(one).collect()
 }

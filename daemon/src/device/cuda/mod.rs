@@ -151,3 +151,6 @@ impl Drop for CudaDevice {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
