@@ -12,12 +12,14 @@ use serde::{Deserialize, Serialize};
 use crate::sys::memory::FRAME_SLACK;
 
 pub use error::{ConfigError, ConfigWarning};
+pub use gpu::{GpuChoice, GpuChoiceError};
 pub use host::Host;
 pub use quota::{ADMIN_GROUP_DEFAULT, QuotaSettings, Subject, SubjectError};
 pub use settings::{Mode, Settings};
 pub use size::{Amount, Rate, Size, SizeError};
 
 mod error;
+mod gpu;
 mod host;
 mod quota;
 mod settings;
@@ -40,7 +42,7 @@ pub const SOCKET_PATH_BYTES_MAX: usize = 107;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceChoice {
-    /// A GPU if there is one that this version can use, else `sim`
+    /// A CUDA GPU if there is one that can be used, else `sim`
     Auto,
     /// A CUDA GPU
     Cuda,
@@ -95,10 +97,14 @@ pub struct Config {
     pub socket_mode: u32,
     /// Which device.
     pub device: DeviceChoice,
+    /// Which GPU; the first one if `None`.
+    pub gpu: Option<GpuChoice>,
+    /// The CUDA driver's library; the one that the system finds if `None`.
+    pub libcuda: Option<PathBuf>,
     /// The sim device plays one whose memory is the host's own: there is no RAM tier.
     pub unified: bool,
-    /// VRAM tier; whole pages of it are used.
-    pub vram: Size,
+    /// VRAM tier; whole pages of it are used. A share is of the GPU's free memory: [`Config::settled`].
+    pub vram: Amount,
     /// RAM tier; whole frames of it are used, and a RAM frame takes [`FRAME_SLACK`] more than its page.
     pub ram: Size,
     /// Spill; whole pages of it are used. `None`: as much as [`Config::nvme_size`] says.
@@ -131,8 +137,10 @@ impl Config {
             socket,
             socket_mode: 0o660,
             device: DeviceChoice::Auto,
+            gpu: None,
+            libcuda: None,
             unified: false,
-            vram: Size::gib(1),
+            vram: Size::gib(1).into(),
             ram: Size::gib(1),
             nvme: None,
             spill_dir,
@@ -169,10 +177,38 @@ impl Config {
         Ok(config)
     }
 
-    /// Frames of the VRAM tier.
+    /// With a share of VRAM made a size, once the device is open; validated.
+    ///
+    /// # Errors
+    /// [`ConfigError::ShareOfSim`] without a GPU; whatever [`Config::validate`] finds in the whole.
+    pub fn settled(&self, gpu_free: Option<u64>) -> Result<Config, ConfigError> {
+        let vram = match (self.vram, gpu_free) {
+            (Amount::Fixed(size), _) => size,
+            // In whole pages, as it is used.
+            (share @ Amount::Share(_), Some(free)) => {
+                let bytes = share.of(free).bytes();
+                Size::from_bytes(bytes - bytes % self.page_size.max(1))
+            }
+            (Amount::Share(_), None) => return Err(ConfigError::ShareOfSim),
+        };
+        let config = Config { vram: vram.into(), ..self.clone() };
+        config.validate()?;
+        Ok(config)
+    }
+
+    /// Size of the VRAM tier; not known while it is a share.
+    #[must_use]
+    pub fn vram_size(&self) -> Option<Size> {
+        match self.vram {
+            Amount::Fixed(size) => Some(size),
+            Amount::Share(_) => None,
+        }
+    }
+
+    /// Frames of the VRAM tier; none while it is a share.
     #[must_use]
     pub fn vram_frames(&self) -> u32 {
-        frames(self.vram, self.page_size)
+        self.vram_size().map_or(0, |size| frames(size, self.page_size))
     }
 
     /// Frames of the RAM tier; none on a unified device.
@@ -184,7 +220,8 @@ impl Config {
         frames(self.ram, self.ram_frame_size())
     }
 
-    /// Size of the spill: as configured, else the part of VRAM that RAM can't take, in whole pages.
+    /// Size of the spill: as configured, else the part of VRAM that RAM can't take, in whole pages. Nothing while it
+    /// depends on a share.
     #[must_use]
     pub fn nvme_size(&self) -> Size {
         self.nvme.unwrap_or_else(|| {
@@ -209,8 +246,8 @@ impl Config {
     /// # Errors
     /// The first thing that is wrong, with numbers and the fix.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        if self.device == DeviceChoice::Cuda {
-            return Err(ConfigError::CudaMissing);
+        if self.device == DeviceChoice::Cuda && self.unified {
+            return Err(ConfigError::UnifiedCuda);
         }
         self.validate_page_size()?;
         self.validate_tiers()?;
@@ -229,7 +266,7 @@ impl Config {
     /// What can be used, and is rarely meant.
     #[must_use]
     pub fn warning(&self) -> Option<ConfigWarning> {
-        let (vram, ram) = (self.vram, self.ram);
+        let (vram, ram) = (self.vram_size()?, self.ram);
         (ram < vram).then_some(ConfigWarning::RamSmall { vram, ram })
     }
 
@@ -253,11 +290,14 @@ impl Config {
         let nvme = self.nvme_size();
         let ram_frames_min = if self.unified { 0 } else { RAM_FRAMES_MIN };
         let (page_size, ram_frame_size) = (self.page_size, self.ram_frame_size());
-        for (tier, size, frame_size, frames_min) in [
-            ("vram", self.vram, page_size, VRAM_FRAMES_MIN),
-            ("ram", self.ram, ram_frame_size, ram_frames_min),
-            ("nvme", nvme, page_size, 0),
-        ] {
+        let tiers = [
+            ("vram", self.vram_size(), page_size, VRAM_FRAMES_MIN),
+            ("ram", Some(self.ram), ram_frame_size, ram_frames_min),
+            ("nvme", Some(nvme), page_size, 0),
+        ];
+        for (tier, size, frame_size, frames_min) in tiers {
+            // A share is looked at once it is a size.
+            let Some(size) = size else { continue };
             let frames = size.bytes() / frame_size;
             let of = |frames: u64| Size::from_bytes(frames * frame_size);
             if frames < frames_min {
@@ -279,7 +319,7 @@ impl Config {
         let (vram, ram, slots) = (self.vram_frames(), self.ram_frames(), self.spill_slots());
         if vram > ram + slots {
             return Err(ConfigError::NowhereToEvict {
-                vram: self.vram,
+                vram: self.vram_size().unwrap_or_default(),
                 ram: if self.unified { Size::default() } else { self.ram },
                 nvme,
                 ram_min: Size::from_bytes(u64::from(vram - slots) * ram_frame_size),

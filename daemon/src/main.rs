@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Parser;
-use lapisd::config::{Config, ConfigError, DeviceChoice, Host, Settings, Size};
+use lapisd::config::{Config, ConfigError, Host, Settings, Size};
 use lapisd::reactor::{self, StartError};
 use tracing_subscriber::EnvFilter;
 
@@ -124,7 +124,9 @@ fn make_default_directories(config: &Config, host: &Host) -> anyhow::Result<()> 
         let made = DirBuilder::new().recursive(true).mode(mode).create(path);
         made.with_context(|| format!("cannot make the directory {}", path.display()))
     };
-    if config.spill_slots() > 0 && host.spill_dir().as_ref() == Some(&config.spill_dir) {
+    // What a share of VRAM comes to, and so what it spills, is not known yet.
+    let spills = config.spill_slots() > 0 || config.nvme.or(config.vram_size()).is_none();
+    if spills && host.spill_dir().as_ref() == Some(&config.spill_dir) {
         make(&config.spill_dir, 0o700)?;
     }
     if host.root && host.socket().as_ref() == Some(&config.socket) {
@@ -135,11 +137,6 @@ fn make_default_directories(config: &Config, host: &Host) -> anyhow::Result<()> 
 
 /// What the daemon is going to be, for the log.
 fn announce(config: &Config) {
-    if config.device == DeviceChoice::Auto {
-        tracing::info!(
-            "device auto: VRAM is simulated in host memory, for this version has no CUDA device yet"
-        );
-    }
     tracing::info!(
         vram = %config.vram,
         ram = %config.ram,
@@ -224,7 +221,7 @@ mod tests {
         let cache_dir = Some(home.path().join("cache"));
         let host = Host { root: false, cache_dir, ..Host::of_process() };
         let config = |spill_dir: PathBuf, vram| Config {
-            vram: Size::gib(vram),
+            vram: Size::gib(vram).into(),
             ..Config::new("/nowhere/lapis.sock".into(), spill_dir)
         };
         let default = home.path().join("cache/lapis");

@@ -4,7 +4,6 @@ use std::cell::RefCell;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::unix::AsyncFd;
@@ -12,7 +11,8 @@ use tokio::sync::oneshot;
 use tokio::task::LocalSet;
 
 use crate::config::{Config, ConfigError, IoEngine};
-use crate::device::sim::{SimDevice, SimOptions};
+use crate::device::cuda::Gpu;
+use crate::device::open::{self, OpenError};
 use crate::device::{Device, DeviceFault};
 use crate::engine::Engine;
 use crate::engine::limits::Limits;
@@ -22,7 +22,7 @@ use crate::server::session;
 use crate::store::spill::{Spill, SpillError};
 use crate::store::{AnyStore, StoreSetupError};
 use crate::sys::descriptors;
-use crate::sys::memory::{MemoryError, RamPool};
+use crate::sys::memory::MemoryError;
 use crate::sys::waker::Waker;
 use crate::sys::watch;
 use crate::transfer::Transfer;
@@ -78,6 +78,15 @@ pub enum StartError {
     DeviceLost,
 }
 
+impl From<OpenError> for StartError {
+    fn from(error: OpenError) -> Self {
+        match error {
+            OpenError::Device(fault) => fault.into(),
+            OpenError::Memory(error) => error.into(),
+        }
+    }
+}
+
 /// Tells a running daemon to stop: when the sender sends or is dropped.
 pub type Stop = oneshot::Receiver<()>;
 
@@ -115,19 +124,18 @@ fn block_on<T>(future: impl Future<Output = Result<T, StartError>>) -> Result<T,
 /// The movers and the engine that a configuration asks for.
 fn build(config: &Config, waker: &Waker) -> Result<Core, StartError> {
     config.validate()?;
-    let options = SimOptions {
-        frames: config.vram_frames(),
-        page_size: config.page_size,
-        copy_threads: config.copy_threads as usize,
-        bandwidth_bytes_per_s: config.link.bandwidth.map(crate::config::Rate::bytes_per_s),
-        latency: config.link.latency,
-    };
-    let (device, pool) = if config.unified {
-        SimDevice::unified(&options, waker)?
-    } else {
-        let pool = Arc::new(RamPool::new(config.ram.bytes(), config.page_size)?);
-        (SimDevice::new(&options, &pool, waker)?, pool)
-    };
+    let gpu = open::gpu(config).map_err(DeviceFault::from)?;
+    let free = gpu.as_ref().map(Gpu::memory).transpose().map_err(DeviceFault::from)?;
+    let settled = config.settled(free.map(|(free, _)| free))?;
+    if config.vram != settled.vram {
+        let (vram, nvme) = (settled.vram, settled.nvme_size());
+        tracing::info!(%vram, %nvme, "vram is {} of the GPU's free memory", config.vram);
+        if let Some(warning) = settled.warning() {
+            tracing::warn!("{warning}");
+        }
+    }
+    let config = &settled;
+    let (device, pool) = open::device(config, gpu, waker)?;
     let unified = device.info().unified;
     let slots = config.spill_slots();
     let spill = (slots > 0)
@@ -160,7 +168,7 @@ fn build(config: &Config, waker: &Waker) -> Result<Core, StartError> {
     if let (IoEngine::Uring, AnyStore::Threads(_)) = (config.io, &store) {
         return Err(StartError::NoUring);
     }
-    let transfer = Transfer::new(store, Box::new(device) as Box<dyn Device>);
+    let transfer = Transfer::new(store, device);
     let mut engine = Engine::new(limits);
     for quota in &config.quotas {
         engine.put_quota(*quota).map_err(|refused| StartError::Quota(refused.message))?;

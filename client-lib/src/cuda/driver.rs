@@ -9,8 +9,8 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use cudarc::driver::sys;
-
+/// Structures and constants of `cuda.h`; none of its functions.
+pub use cudarc::driver::sys;
 pub use cudarc::driver::sys::{
     CUcontext, CUdevice, CUevent, CUmemAccessDesc, CUmemAllocationProp, CUstream, CUuuid,
 };

@@ -68,9 +68,17 @@ pub enum ConfigError {
     /// A RAM tier beside a unified device.
     #[error("ram is set, but a unified device has no RAM tier: its VRAM is host memory")]
     UnifiedRam,
-    /// `device = "cuda"`.
-    #[error("device is cuda, but this version has no CUDA device yet")]
-    CudaMissing,
+    /// A real GPU that is to play another.
+    #[error("unified is set, but that is for the sim device to play, and device is cuda")]
+    UnifiedCuda,
+    /// A quota's share of a tier whose size is not known before the device is open.
+    #[error(
+        "the quota of {subject} is a share, but vram is one as well: what it comes to is not known yet"
+    )]
+    QuotaShareOfShare {
+        /// Whose.
+        subject: Subject,
+    },
     /// The page size is too small or too large.
     #[error(
         "page_size is {page_size}, outside of {} to {}",
@@ -238,8 +246,9 @@ impl ConfigError {
             }
             ConfigError::ShareOfSim => "give vram as a size, such as 8GiB".into(),
             ConfigError::UnifiedRam => "remove ram, and give vram its size".into(),
-            ConfigError::CudaMissing => {
-                "use --device auto, or --device sim to simulate VRAM in host memory".into()
+            ConfigError::UnifiedCuda => "remove unified, or set device to sim".into(),
+            ConfigError::QuotaShareOfShare { .. } => {
+                "give vram as a size, such as 8GiB, or what the quota allows".into()
             }
             ConfigError::PageSizeBounds { .. } => "2MiB suits most devices".into(),
             ConfigError::PageSizePower { below, above, .. } => {

@@ -132,7 +132,17 @@ pub struct QuotaSettings {
 impl QuotaSettings {
     /// With the numbers of this host and the sizes of these tiers.
     pub(super) fn resolve(&self, host: &Host, config: &Config) -> Result<Quota, ConfigError> {
-        let vram = config.vram.bytes();
+        let vram = match config.vram {
+            Amount::Fixed(size) => size.bytes(),
+            Amount::Share(_) => {
+                let amounts = [self.vram, self.vram_reserved, self.anonymous];
+                if amounts.iter().any(|amount| matches!(amount, Some(Amount::Share(_)))) {
+                    let subject = self.subject.clone();
+                    return Err(ConfigError::QuotaShareOfShare { subject });
+                }
+                0
+            }
+        };
         let ram = if config.unified { 0 } else { config.ram.bytes() };
         let below = ram.saturating_add(config.nvme_size().bytes());
         let of = |amount: Option<Amount>, whole| amount.map(|amount| amount.of(whole).bytes());
@@ -198,7 +208,7 @@ pub(super) fn validate(config: &Config) -> Result<(), ConfigError> {
         reserved = reserved.saturating_add(quota.vram_reserved / config.page_size);
     }
     let most = Limits::mapped_pages_of(config.vram_frames());
-    if reserved > u64::from(most) {
+    if config.vram_size().is_some() && reserved > u64::from(most) {
         let bytes = |pages: u64| Size::from_bytes(pages.saturating_mul(config.page_size));
         let (reserved, most) = (bytes(reserved), bytes(u64::from(most)));
         return Err(ConfigError::QuotaReserves { reserved, most });

@@ -11,6 +11,7 @@ use std::time::Duration;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::error::ConfigError;
+use super::gpu::GpuChoice;
 use super::host::Host;
 use super::quota::QuotaSettings;
 use super::size::{Amount, Rate, Size};
@@ -29,6 +30,12 @@ pub struct Settings {
     /// Device that holds the VRAM tier [default: auto]
     #[arg(long, env = "LAPISD_DEVICE", value_name = "DEVICE")]
     pub device: Option<DeviceChoice>,
+    /// GPU: its number among those that this process sees, or its UUID as `nvidia-smi -L` prints it [default: 0]
+    #[arg(long, env = "LAPISD_GPU", value_name = "GPU")]
+    pub gpu: Option<GpuChoice>,
+    /// Library of the CUDA driver [default: the libcuda.so that the system finds]
+    #[arg(long, env = "LAPISD_LIBCUDA", value_name = "FILE")]
+    pub libcuda: Option<PathBuf>,
     /// Let the sim device play one that shares the host's memory, as integrated GPUs do: pages go from NVMe straight
     /// to VRAM, and there is no RAM tier [default: false]
     #[arg(long, env = "LAPISD_UNIFIED", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
@@ -164,6 +171,8 @@ impl Settings {
             socket: self.socket.or(lower.socket),
             socket_mode: self.socket_mode.or(lower.socket_mode),
             device: self.device.or(lower.device),
+            gpu: self.gpu.or(lower.gpu),
+            libcuda: self.libcuda.or(lower.libcuda),
             unified: self.unified.or(lower.unified),
             vram: self.vram.or(lower.vram),
             ram: self.ram.or(lower.ram),
@@ -202,10 +211,15 @@ impl Settings {
             why: "neither XDG_CACHE_HOME nor HOME is set, and only root spills to /var/cache/lapis",
         })?;
         let mut config = Config::new(socket, spill_dir);
-        // Before the shares, so that `cuda` is refused for what it is.
         set(&mut config.device, self.device);
-        set(&mut config.vram, self.vram.map(|vram| vram_size(vram, config.device)).transpose()?);
+        set(&mut config.vram, self.vram);
         set(&mut config.unified, self.unified);
+        if matches!(config.vram, Amount::Share(_))
+            && (config.unified || config.device == DeviceChoice::Sim)
+        {
+            return Err(ConfigError::ShareOfSim);
+        }
+        (config.gpu, config.libcuda) = (self.gpu, self.libcuda);
         if config.unified && self.ram.is_some() {
             return Err(ConfigError::UnifiedRam);
         }
@@ -253,10 +267,14 @@ impl From<&Config> for Settings {
             socket: Some(config.socket.clone()),
             socket_mode: Some(Mode(config.socket_mode)),
             device: Some(config.device),
+            gpu: config.gpu,
+            libcuda: config.libcuda.clone(),
             unified: Some(config.unified),
-            vram: Some(Amount::Fixed(config.vram)),
+            vram: Some(config.vram),
             ram: (!config.unified).then_some(Amount::Fixed(config.ram)),
-            nvme: Some(Amount::Fixed(config.nvme_size())),
+            // What vram needs, if that is not known yet.
+            nvme: (config.nvme.or(config.vram_size()).is_some())
+                .then(|| Amount::Fixed(config.nvme_size())),
             spill_dir: Some(config.spill_dir.clone()),
             page_size: Some(Size::from_bytes(config.page_size)),
             queue_depth: Some(config.queue_depth),
@@ -280,14 +298,6 @@ impl From<&Config> for Settings {
 fn set<T>(target: &mut T, value: Option<T>) {
     if let Some(value) = value {
         *target = value;
-    }
-}
-
-fn vram_size(vram: Amount, device: DeviceChoice) -> Result<Size, ConfigError> {
-    match (vram, device) {
-        (Amount::Fixed(size), _) => Ok(size),
-        (Amount::Share(_), DeviceChoice::Cuda) => Err(ConfigError::CudaMissing),
-        (Amount::Share(_), DeviceChoice::Auto | DeviceChoice::Sim) => Err(ConfigError::ShareOfSim),
     }
 }
 

@@ -165,6 +165,12 @@ impl Amount {
     }
 }
 
+impl From<Size> for Amount {
+    fn from(size: Size) -> Amount {
+        Amount::Fixed(size)
+    }
+}
+
 impl fmt::Display for Amount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

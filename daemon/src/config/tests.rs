@@ -5,6 +5,8 @@ use lapis_proto::message::{Quota, QuotaSubject};
 
 use super::*;
 
+mod gpu;
+
 fn host() -> Host {
     Host {
         root: false,
@@ -51,6 +53,8 @@ fn the_effective_configuration_is_a_file_that_reads_back() {
 socket = \"/run/user/1000/lapis.sock\"
 socket_mode = \"0600\"
 device = \"sim\"
+gpu = \"GPU-00010203-0405-0607-0809-0a0b0c0d0e0f\"
+libcuda = \"/opt/libcuda.so.1\"
 unified = false
 vram = \"24GiB\"
 ram = \"8GiB\"
@@ -96,12 +100,14 @@ fn upper_sources_win_key_by_key() {
     let upper = parse("vram = \"2GiB\"").unwrap();
     let lower = parse("vram = \"3GiB\"\nram = \"4GiB\"").unwrap();
     let config = upper.over(lower).resolve(&host()).unwrap();
-    assert_eq!((config.vram, config.ram), (Size::gib(2), Size::gib(4)));
+    assert_eq!((config.vram, config.ram), (Size::gib(2).into(), Size::gib(4)));
 }
 
 #[test]
 fn each_setting_is_merged() {
     let all = Settings::from(&Config {
+        gpu: Some(GpuChoice::Ordinal(1)),
+        libcuda: Some("/this".into()),
         link: Link { bandwidth: Some(Rate::from_bytes_per_s(1)), latency: Duration::ZERO },
         quotas: vec![Quota { priority: 1, ..Quota::none(QuotaSubject::EachUid) }],
         ..config()
@@ -110,8 +116,10 @@ fn each_setting_is_merged() {
         socket: "/other".into(),
         socket_mode: 0o600,
         device: DeviceChoice::Sim,
+        gpu: Some(GpuChoice::Ordinal(2)),
+        libcuda: Some("/other".into()),
         unified: true,
-        vram: Size::mib(1),
+        vram: Size::mib(1).into(),
         ram: Size::mib(2),
         nvme: Some(Size::mib(3)),
         spill_dir: "/other".into(),
@@ -150,7 +158,7 @@ fn shares_are_of_this_host() {
     let config = settings.resolve(&host()).unwrap();
     assert_eq!(config.ram, Size::gib(5));
     assert_eq!(config.nvme, Some(Size::from_bytes(100_000_000)));
-    let error = parse("vram = \"80%\"").unwrap().resolve(&host()).unwrap_err();
+    let error = parse("device = \"sim\"\nvram = \"80%\"").unwrap().resolve(&host()).unwrap_err();
     assert_eq!(
         error.to_string(),
         "vram is a share, but the sim device has no memory of its own to take it of"
@@ -209,13 +217,6 @@ fn defaults_that_do_not_exist_are_asked_for() {
 }
 
 #[test]
-fn cuda_is_refused_for_now() {
-    let (message, fix) = refusal(&Config { device: DeviceChoice::Cuda, ..config() });
-    assert_eq!(message, "device is cuda, but this version has no CUDA device yet");
-    assert_eq!(fix, "use --device auto, or --device sim to simulate VRAM in host memory");
-}
-
-#[test]
 fn page_sizes_are_powers_of_two_within_bounds() {
     let (message, fix) = refusal(&Config { page_size: 3 << 20, ..config() });
     assert_eq!(message, "page_size is 3145728 bytes, which is no power of two");
@@ -231,7 +232,7 @@ fn page_sizes_are_powers_of_two_within_bounds() {
 
 #[test]
 fn tiers_hold_a_handful_of_pages() {
-    let (message, fix) = refusal(&Config { vram: Size::mib(7), ..config() });
+    let (message, fix) = refusal(&Config { vram: Size::mib(7).into(), ..config() });
     assert_eq!(
         message,
         "vram is 7MiB, but needs at least 4 frames of 2MiB: \
@@ -244,9 +245,9 @@ fn tiers_hold_a_handful_of_pages() {
         "{message}"
     );
     assert_eq!(fix, "raise ram to at least 16416KiB, or lower page_size");
-    Config { vram: Size::mib(8), ram: Size::kib(16_416), ..config() }.validate().unwrap();
+    Config { vram: Size::mib(8).into(), ram: Size::kib(16_416), ..config() }.validate().unwrap();
 
-    let large = Config { vram: Size::gib(2 << 20), page_size: 64 << 10, ..config() };
+    let large = Config { vram: Size::gib(2 << 20).into(), page_size: 64 << 10, ..config() };
     let (message, fix) = refusal(&large);
     assert_eq!(message, "vram is 2048TiB, but a tier has at most 1TiB in frames of 64KiB");
     assert_eq!(fix, "raise page_size, or lower vram to at most 1TiB");
@@ -254,7 +255,7 @@ fn tiers_hold_a_handful_of_pages() {
 
 #[test]
 fn vram_fits_into_the_tiers_below() {
-    let small = Config { vram: Size::gib(3), nvme: Some(Size::gib(2)), ..config() };
+    let small = Config { vram: Size::gib(3).into(), nvme: Some(Size::gib(2)), ..config() };
     let (message, fix) = refusal(&small);
     assert_eq!(
         message,
@@ -268,15 +269,15 @@ fn vram_fits_into_the_tiers_below() {
     let auto = Config { nvme: None, ..small };
     auto.validate().unwrap();
     assert_eq!(auto.nvme_size(), Size::mib(2050));
-    let odd = Config { vram: Size::mib(27), ram: Size::mib(17), ..auto };
+    let odd = Config { vram: Size::mib(27).into(), ram: Size::mib(17), ..auto };
     assert_eq!((odd.vram_frames(), odd.ram_frames(), odd.spill_slots()), (13, 8, 5));
     odd.validate().unwrap();
 }
 
 #[test]
 fn ram_smaller_than_vram_is_warned_of() {
-    let warning = |vram, ram| {
-        let config = Config { vram, ram, ..config() };
+    let warning = |vram: Size, ram| {
+        let config = Config { vram: vram.into(), ram, ..config() };
         config.validate().unwrap();
         config.warning().map(|warning| warning.to_string())
     };

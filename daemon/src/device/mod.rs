@@ -1,18 +1,28 @@
 //! The device: VRAM frames, and copies between them and RAM frames.
 //!
-//! Two implementations from day one: [`sim`] (frames are memfds) here, and the simulator's virtual one in the
-//! tests. A device never blocks its caller: [`Device::submit`] queues or refuses, [`Device::poll`] hands out what is
+//! Two implementations here, [`cuda`] (frames are a GPU's memory) and [`sim`] (frames are memfds), and the simulator's
+//! virtual one in the tests. [`open`] chooses. A device never blocks its caller: [`Device::submit`] queues or refuses, [`Device::poll`] hands out what is
 //! done. An operation in flight owns its frames: the engine gives neither to anyone before the completion.
 
+use std::borrow::Cow;
 use std::os::fd::OwnedFd;
 
+use lapis::cuda::driver::CallFailed;
 use lapis_proto::ids::VramFrame;
 use lapis_proto::message::DeviceKind;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use crate::engine::ids::{RamFrame, Tag};
 use crate::sys::memory::MemoryError;
 
+pub mod cuda;
+pub mod open;
 pub mod sim;
+
+pub use cuda::CudaError;
+
+/// Descriptors beside one a frame: sockets, files, and those on their way to clients.
+const DESCRIPTORS_SPARE: u64 = 1024;
 
 /// One operation on whole frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,6 +82,19 @@ pub enum DeviceFault {
         /// Why.
         source: nix::errno::Errno,
     },
+    /// The driver refused something for a frame.
+    #[error("VRAM frame {frame}: {failed}; {fix}")]
+    Driver {
+        /// Which.
+        frame: u32,
+        /// The call.
+        failed: CallFailed,
+        /// What to do.
+        fix: &'static str,
+    },
+    /// The GPU can't be used as configured.
+    #[error(transparent)]
+    Cuda(Box<CudaError>),
     /// The device could not be set up, before any frame: threads, addresses.
     #[error("setting up the device: {call} failed: {source}")]
     Setup {
@@ -101,8 +124,31 @@ pub enum DeviceFault {
     #[error("the device is lost: {reason}")]
     Lost {
         /// What it said.
-        reason: &'static str,
+        reason: Cow<'static, str>,
     },
+}
+
+impl From<CudaError> for DeviceFault {
+    fn from(error: CudaError) -> Self {
+        Self::Cuda(Box::new(error))
+    }
+}
+
+/// Raises the limit of descriptors as far as it goes, and refuses frames, each of which takes one, that it does not
+/// suffice for.
+fn check_descriptors(frames: u32) -> Result<(), DeviceFault> {
+    let setup = |call| move |source| DeviceFault::Setup { call, source };
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).map_err(setup("getrlimit"))?;
+    if soft < hard {
+        setrlimit(Resource::RLIMIT_NOFILE, hard, hard).map_err(setup("setrlimit"))?;
+    }
+    let needed = u64::from(frames) + DESCRIPTORS_SPARE;
+    if hard < needed {
+        let fix = "raise LimitNOFILE= or ulimit -n, or take a larger page_size";
+        let limit = "RLIMIT_NOFILE";
+        return Err(DeviceFault::Limit { frames, limit, needed, found: hard, fix });
+    }
+    Ok(())
 }
 
 /// The queue is full: poll, then submit again.

@@ -80,7 +80,7 @@ impl VirtualDevice {
             }
             let (tag, op) = (flight.tag, flight.op);
             let result = if machine.device_lost {
-                Err(DeviceFault::Lost { reason: "it fell off the bus" })
+                Err(DeviceFault::Lost { reason: "it fell off the bus".into() })
             } else {
                 check_held(machine, op);
                 let result = frame_fault(machine, op);

@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use lapis::{Client, ConnectOptions};
-use lapisd::config::{Amount, Config, Host, Rate, Settings, Size};
+use lapisd::config::{Amount, Config, DeviceChoice, Host, Rate, Settings, Size};
 use lapisd::reactor::{Embedded, StartError};
 
 use crate::failure::Failure;
@@ -69,6 +69,7 @@ impl Tiers {
         let settings = Settings {
             // Replaced by the embedded daemon's private one.
             socket: Some("lapis.sock".into()),
+            device: Some(DeviceChoice::Sim),
             vram: self.vram.or(Some(Amount::Fixed(VRAM_DEFAULT))),
             ram: self.ram.or(Some(Amount::Fixed(RAM_DEFAULT))),
             nvme: self.nvme,

@@ -266,7 +266,7 @@ mod tests {
             (model(io::ErrorKind::StorageFull), 6),
             (Failure::Model(ModelError::NoModel { path: "/m".into() }), 5),
             (Failure::Model(ModelError::UnknownFormat { path: "/m".into() }), 1),
-            (Failure::Config(ConfigError::CudaMissing), 2),
+            (Failure::Config(ConfigError::ShareOfSim), 2),
             (Failure::Config(ConfigError::NoSuchName { kind: "user", name: "bob".to_owned() }), 5),
             (Failure::NoQuota { subject: Subject::EachUser }, 5),
             (Failure::Mismatch { tensors: "1 tensor".to_owned() }, 1),

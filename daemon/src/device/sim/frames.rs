@@ -13,17 +13,14 @@ use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
 use nix::libc;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap};
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::ftruncate;
 
 use super::copy::copy;
-use crate::device::DeviceFault;
+use crate::device::{DeviceFault, check_descriptors};
 use crate::sys::memory::mapping::{HUGE_PAGE, Mapping, collapse, in_parallel, populate};
 use crate::sys::memory::{PageKind, RamPool, check_budget};
 
 const NAME: &CStr = c"lapis-vram";
-/// Descriptors beside one a frame: sockets, files, and those on their way to clients.
-const DESCRIPTORS_SPARE: u64 = 1024;
 /// Entries of the process's memory map beside one a frame.
 const MAPS_SPARE: u64 = 1024;
 
@@ -221,25 +218,14 @@ fn hugetlb_has_room(bytes: u64) -> bool {
 
 /// One descriptor and one entry of the memory map a frame.
 fn check_limits(frames: u32) -> Result<(), DeviceFault> {
-    let limit =
-        |limit, needed, found, fix| Err(DeviceFault::Limit { frames, limit, needed, found, fix });
-    let needed = u64::from(frames) + DESCRIPTORS_SPARE;
-    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)
-        .map_err(|source| DeviceFault::Setup { call: "getrlimit", source })?;
-    if soft < hard {
-        setrlimit(Resource::RLIMIT_NOFILE, hard, hard)
-            .map_err(|source| DeviceFault::Setup { call: "setrlimit", source })?;
-    }
-    if hard < needed {
-        let fix = "raise LimitNOFILE= or ulimit -n, or take a larger page_size";
-        return limit("RLIMIT_NOFILE", needed, hard, fix);
-    }
+    check_descriptors(frames)?;
     let maps = std::fs::read_to_string("/proc/sys/vm/max_map_count");
     let maps = maps.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(u64::MAX);
     let needed = u64::from(frames) + MAPS_SPARE;
     if maps < needed {
         let fix = "raise the sysctl vm.max_map_count, or take a larger page_size";
-        return limit("vm.max_map_count", needed, maps, fix);
+        let limit = "vm.max_map_count";
+        return Err(DeviceFault::Limit { frames, limit, needed, found: maps, fix });
     }
     Ok(())
 }

@@ -12,7 +12,8 @@ use crate::store::StoreFault;
 
 const BROKEN_DISK: TransferFault =
     TransferFault::Store(StoreFault::Io { offset: 8192, errno: Errno::EIO });
-const LOST_DEVICE: TransferFault = TransferFault::Device(DeviceFault::Lost { reason: "it said" });
+const LOST_DEVICE: TransferFault =
+    TransferFault::Device(DeviceFault::Lost { reason: std::borrow::Cow::Borrowed("it said") });
 
 fn is_read_of(page: u64) -> impl Fn(&Hop) -> Option<TransferFault> {
     move |hop| {

@@ -1,0 +1,137 @@
+//! A driver that hangs or breaks, and daemons that do.
+
+use lapis::{Access, Code};
+use nix::sys::signal::Signal;
+
+use crate::process::{Daemon, Machine, until};
+
+const CUDA: [&str; 2] = ["--device", "cuda"];
+
+/// Pages that were filled with zeros on the device, as it says when asked.
+fn zeroed(daemon: &Daemon) -> u64 {
+    daemon.connect().stats().unwrap().zeroed.pages
+}
+
+/// A client whose page is to be filled with zeros, which is the device's work.
+fn begin(daemon: &Daemon) -> (lapis::Client, lapis::Allocation) {
+    let client = daemon.connect();
+    let memory = client.allocate(client.page_size()).unwrap();
+    memory.prefetch(0..1).unwrap();
+    (client, memory)
+}
+
+#[test]
+fn a_queue_that_stands_still_holds_up_nothing_else_and_goes_on() {
+    let machine = Machine::new(&[]);
+    let daemon = machine.start(&CUDA);
+    machine.fake.pause(0).unwrap();
+    let held = begin(&daemon);
+    for _ in 0..3 {
+        assert!(daemon.status().contains("cuda device"));
+        drop(daemon.connect().allocate(1).unwrap());
+    }
+    assert_eq!(zeroed(&daemon), 0);
+    machine.fake.resume(0).unwrap();
+    until("the page is filled", || zeroed(&daemon) == 1);
+    drop(held);
+    daemon.stop();
+    assert_eq!(machine.memory_used(), 0);
+}
+
+#[test]
+fn a_driver_whose_calls_hang_holds_up_no_session_and_no_status() {
+    let machine = Machine::new(&[]);
+    let daemon = machine.start(&CUDA);
+    machine.fake.wedge().unwrap();
+    let held = begin(&daemon);
+    assert!(daemon.status().contains("cuda device"));
+    machine.fake.unwedge().unwrap();
+    until("the page is filled", || zeroed(&daemon) == 1);
+    drop(held);
+    daemon.stop();
+}
+
+#[test]
+fn a_daemon_whose_device_stands_still_can_be_stopped() {
+    let hang = |machine: &Machine, calls: bool| {
+        if calls { machine.fake.wedge().unwrap() } else { machine.fake.pause(0).unwrap() }
+    };
+    for calls in [false, true] {
+        let machine = Machine::new(&[]);
+        let daemon = machine.start(&CUDA);
+        hang(&machine, calls);
+        let held = begin(&daemon);
+        until("the copy has begun", || daemon.connect().stats().unwrap().vram.used > 0);
+        daemon.signal(Signal::SIGTERM);
+        let (status, said) = daemon.ends();
+        assert_eq!(status.code(), Some(1), "{said}");
+        assert!(said.contains("a transfer does not end: gave up after 10s"), "{said}");
+        drop(held);
+        assert_eq!(machine.memory_used(), 0, "the driver hangs, the process is gone");
+    }
+}
+
+#[test]
+fn a_daemon_at_rest_stops_though_the_driver_hangs() {
+    let machine = Machine::new(&[]);
+    let daemon = machine.start(&CUDA);
+    machine.fake.wedge().unwrap();
+    daemon.signal(Signal::SIGTERM);
+    let (status, said) = daemon.ends();
+    assert!(status.success(), "{status}: {said}");
+    assert!(said.contains("the CUDA driver hangs: GPU memory is given back when"), "{said}");
+    assert_eq!(machine.memory_used(), 0);
+}
+
+#[test]
+fn a_broken_context_is_told_to_clients_and_ends_the_daemon() {
+    for fault in ["work:0:700", "work:0:719", "cuMemsetD8Async:0:999", "cuEventSynchronize:0:1"] {
+        let machine = Machine::new(&[]);
+        let daemon = machine.start(&CUDA);
+        machine.fake.set_faults(&[fault]).unwrap();
+        let client = daemon.connect();
+        let memory = client.allocate(client.page_size()).unwrap();
+        let error = memory.map(0..1, Access::Write).map(drop).unwrap_err();
+        // It may be gone before the answer is read.
+        let told = error.code() == Some(Code::DeviceLost);
+        assert!(told || matches!(error, lapis::Error::Disconnected), "{fault}: {error}");
+        let (status, said) = daemon.ends();
+        assert_eq!(status.code(), Some(1), "{said}");
+        assert!(said.contains("is lost: "), "{said}");
+        assert!(said.contains("error: the device is lost; the daemon ends so that"), "{said}");
+        assert_eq!(machine.memory_used(), 0);
+        // The next one is none the worse.
+        machine.fake.set_faults(&[]).unwrap();
+        machine.start(&CUDA).stop();
+    }
+}
+
+#[test]
+fn a_daemon_that_is_killed_leaves_nothing_in_vram() {
+    let machine = Machine::new(&[]);
+    let daemon = machine.start(&CUDA);
+    let held = begin(&daemon);
+    until("the page is filled", || zeroed(&daemon) == 1);
+    assert_eq!(machine.memory_used(), 16 << 20);
+    daemon.signal(Signal::SIGKILL);
+    daemon.ends();
+    drop(held);
+    assert_eq!(machine.memory_used(), 0);
+}
+
+#[test]
+fn vram_that_is_given_up_goes_back_to_the_device() {
+    if !nix::unistd::geteuid().is_root() {
+        return eprintln!("SKIPPED: only root may change tiers");
+    }
+    let machine = Machine::new(&[("FAKE_CUDA_POISON", "1")]);
+    let daemon = machine.start(&CUDA);
+    let client = daemon.connect();
+    let wait = std::time::Duration::from_secs(30);
+    client.set_tier(lapis::Tier::Vram, 10 << 20, wait).unwrap();
+    assert_eq!(machine.memory_used(), 10 << 20);
+    client.set_tier(lapis::Tier::Vram, 16 << 20, wait).unwrap();
+    assert_eq!(machine.memory_used(), 16 << 20);
+    drop(client);
+    daemon.stop();
+}
