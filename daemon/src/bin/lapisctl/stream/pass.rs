@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use lapis::model::{LayerMapping, Model};
-use lapis::{Client, MAP_WAIT_DEFAULT};
+use lapis::{Client, DeviceKind, MAP_WAIT_DEFAULT};
 
 use super::Stream;
 use super::pace;
@@ -20,6 +20,8 @@ pub(crate) struct Runner<'a> {
     model: &'a Model,
     schedule: &'a Schedule,
     verifier: Verifier<'a>,
+    /// A slice's bytes, copied from a device whose memory the CPU can't reach.
+    copied: Vec<u8>,
     lookahead: Lookahead,
     /// Compute of a whole layer.
     compute: Duration,
@@ -47,6 +49,7 @@ impl<'a> Runner<'a> {
             model,
             schedule,
             verifier: Verifier::new(model.files(), schedule),
+            copied: Vec::new(),
             lookahead: Lookahead::new(options.prefetch as usize, passes),
             compute: options.compute_ms.unwrap_or_default(),
             passes: 0,
@@ -124,7 +127,17 @@ impl<'a> Runner<'a> {
     }
 
     fn verify(&mut self, index: usize, mapping: &LayerMapping) -> Result<(), Failure> {
-        for (place, (slice, found)) in mapping.iter().enumerate() {
+        let on_device = self.client.welcome().device == DeviceKind::Cuda;
+        for (place, (slice, bytes)) in mapping.iter().enumerate() {
+            let found = if on_device {
+                let length = slice.range.end - slice.range.start;
+                let length = usize::try_from(length).expect("what is mapped has addresses");
+                self.copied.resize(length, 0);
+                mapping.copy_to_host(place, 0, &mut self.copied)?;
+                self.copied.as_slice()
+            } else {
+                bytes
+            };
             self.verifier.check((index, place), slice, found)?;
         }
         Ok(())
