@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use lapis::Client;
 use lapis_fake_cuda::harness::FakeCuda;
+use lapis_tests::binaries::{lapisctl, lapisd};
+use lapis_tests::peer::Peer;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
@@ -35,7 +37,7 @@ impl Machine {
 
     /// `lapisd` with VRAM and RAM of a few frames, unless the flags say otherwise; with the fake's library.
     pub(crate) fn command(&self, flags: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_lapisd"));
+        let mut command = Command::new(lapisd());
         command.arg("--socket").arg(self.socket()).arg("--spill-dir").arg(self.directory.path());
         let defaults = [("--vram", "16MiB"), ("--ram", "32MiB")];
         for (flag, value) in defaults.iter().filter(|(flag, _)| !flags.contains(flag)) {
@@ -93,9 +95,14 @@ impl Daemon {
         Client::connect(&self.socket).unwrap()
     }
 
+    /// A client that speaks the protocol and touches no memory, so that it needs no driver.
+    pub(crate) fn peer(&self) -> Peer {
+        Peer::greeted(&self.socket)
+    }
+
     /// `lapisctl status`, which must answer soon.
     pub(crate) fn status(&self) -> String {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_lapisctl"));
+        let mut command = Command::new(lapisctl());
         command.args(["status", "--socket"]).arg(&self.socket);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();

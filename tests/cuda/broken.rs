@@ -1,5 +1,7 @@
 //! A driver that hangs or breaks, and daemons that do.
 
+use lapis_proto::message::{Allocate, Allocated, Done, PageRange, Prefetch};
+use lapis_tests::peer::Peer;
 use nix::sys::signal::Signal;
 
 use crate::process::{Daemon, Machine, until};
@@ -12,11 +14,12 @@ fn zeroed(daemon: &Daemon) -> u64 {
 }
 
 /// A client whose page is to be filled with zeros, which is the device's work.
-fn begin(daemon: &Daemon) -> (lapis::Client, lapis::Allocation) {
-    let client = daemon.connect();
-    let memory = client.allocate(client.page_size()).unwrap();
-    memory.prefetch(0..1).unwrap();
-    (client, memory)
+fn begin(daemon: &Daemon) -> Peer {
+    let mut peer = daemon.peer();
+    let Allocated { allocation, .. } = peer.call(&Allocate { size: 1 }).unwrap();
+    let ranges = vec![PageRange { allocation, first: 0, count: 1 }];
+    let _: Done = peer.call(&Prefetch { ranges, priority: 0, within_us: 0 }).unwrap();
+    peer
 }
 
 #[test]
@@ -27,7 +30,7 @@ fn a_queue_that_stands_still_holds_up_nothing_else_and_goes_on() {
     let held = begin(&daemon);
     for _ in 0..3 {
         assert!(daemon.status().contains("cuda device"));
-        drop(daemon.connect().allocate(1).unwrap());
+        let _: Allocated = daemon.peer().call(&Allocate { size: 1 }).unwrap();
     }
     assert_eq!(zeroed(&daemon), 0);
     machine.fake.resume(0).unwrap();
