@@ -4,7 +4,8 @@
 //! daemon. Frames that the daemon asked back meanwhile are given back with it. In a forked child it does nothing.
 //!
 //! On a CUDA device the GPU may still be at work on the bytes, and the driver takes access away without asking: so drop
-//! first waits for all work of this process in the device's primary context. [`Mapping::unmap_after`] does not.
+//! first waits for all work of this process in the device's primary context. [`Mapping::unmap_after`] does not. If the
+//! driver can't say whether the work is over, the mapping stays: its pages are in VRAM until this process ends.
 
 #![expect(
     unsafe_code,
@@ -240,16 +241,22 @@ impl Mapping {
     }
 
     /// Ends the mapping and waits until the daemon has taken note. Dropping it does the same without waiting for that.
-    /// On a CUDA device both wait first for all work of this process in the device's primary context.
+    /// On a CUDA device both wait first for all work of this process in the device's primary context, for as long as that
+    /// takes; not to be done in a host function of a stream, where the driver answers no questions.
     ///
     /// # Errors
     /// The mapping is over in any case. [`Error::Disconnected`] if the daemon is gone; [`Error::Io`] or [`Error::Cuda`]
-    /// if this process's access to the pages could not be taken away.
+    /// if this process's access to the pages could not be taken away, or the GPU waited for. If the driver can't say
+    /// whether the GPU still uses them, the pages stay in VRAM until this process ends.
     pub fn unmap(mut self) -> Result<(), Error> {
         if self.session.connection().is_forked() {
             return Err(Error::Forked);
         }
         let drained = self.drain();
+        if self.in_use {
+            // Drop asks once more, and leaves it as it is.
+            return drained;
+        }
         let Closed { held, owed, result } = self.close();
         let told = match self.id.take() {
             Some(id) => {
@@ -322,15 +329,14 @@ impl Mapping {
         }
     }
 
-    /// Waits until the GPU doesn't use it any more.
+    /// Waits until the GPU doesn't use it any more. It is in use still if that can't be known.
     fn drain(&mut self) -> Result<(), Error> {
-        if !std::mem::take(&mut self.in_use) || self.held.is_empty() {
-            return Ok(());
-        }
-        match self.gpu() {
-            None => Ok(()),
-            Some(gpu) => Ok(gpu.synchronize()?),
-        }
+        let drained = match self.gpu() {
+            Some(gpu) if self.in_use && !self.held.is_empty() => gpu.synchronize(),
+            Some(_) | None => Ok(()),
+        };
+        self.in_use = drained.as_ref().is_err_and(|error| !error.means_idle());
+        Ok(drained?)
     }
 
     /// Gives up the pages and bytes, as far as this process goes.
@@ -376,6 +382,11 @@ impl Drop for Mapping {
         }
         // Fails in a broken context, where nothing runs any more.
         let _ = self.drain();
+        if self.in_use {
+            // What the GPU may use stays as it is: pages, bytes, and the session, which the pages keep.
+            std::mem::forget(std::mem::take(&mut self.held));
+            return;
+        }
         // A page that could not be closed stays readable to this process, which may not touch it any more anyway.
         let Closed { held, owed, result: _ } = self.close();
         // A daemon that is gone holds no mapping and asks for nothing either; a refusal is kept for

@@ -26,12 +26,18 @@ pub mod code {
     pub const SUCCESS: u32 = 0;
     /// No memory left.
     pub const OUT_OF_MEMORY: u32 = 2;
+    /// The driver wasn't started, or this process is a fork of the one that did.
+    pub const NOT_INITIALIZED: u32 = 3;
+    /// The driver has ended, because the process ends.
+    pub const DEINITIALIZED: u32 = 4;
     /// A library for linking only, from the toolkit, in place of the driver.
     pub const STUB_LIBRARY: u32 = 34;
     /// No device.
     pub const NO_DEVICE: u32 = 100;
     /// A device that doesn't exist, or that this process may not see.
     pub const INVALID_DEVICE: u32 = 101;
+    /// No such context.
+    pub const INVALID_CONTEXT: u32 = 201;
     /// A query: not done yet.
     pub const NOT_READY: u32 = 600;
     /// The device or this driver can't do it.

@@ -47,6 +47,18 @@ impl CudaError {
             CudaError::Driver(_) | CudaError::NotVisible { .. } | CudaError::Broken { .. } => false,
         }
     }
+
+    /// Whether an answer to a question about the GPU's work means that there is none: the context is broken or gone.
+    pub(crate) fn means_idle(&self) -> bool {
+        match self {
+            CudaError::Broken { .. } => true,
+            CudaError::Call { failed } => matches!(
+                failed.code,
+                code::NOT_INITIALIZED | code::DEINITIALIZED | code::INVALID_CONTEXT
+            ),
+            CudaError::Driver(_) | CudaError::NotVisible { .. } => false,
+        }
+    }
 }
 
 impl From<CallFailed> for CudaError {
@@ -102,6 +114,10 @@ mod tests {
             "cuMemMap failed with 2 (NAME); free memory of the GPU that other programs use"
         );
         assert!(error.is_retryable());
+        let idle = [700, 3, 4, 201].map(|code| CudaError::from(call(code)).means_idle());
+        assert_eq!(idle, [true; 4]);
+        let unknown = [1, 2, 600, 800, 999].map(|code| CudaError::from(call(code)).means_idle());
+        assert_eq!(unknown, [false; 5]);
         assert_eq!(CudaError::from(call(1)).to_string(), "cuMemMap failed with 1 (NAME)");
         let uuid = uuid_text(&[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 255]);
         assert_eq!(uuid, "00010203-0405-0607-0809-0a0b0c0d0eff");

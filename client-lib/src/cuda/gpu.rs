@@ -11,7 +11,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use super::driver::{
-    CUcontext, CUdevice, CUevent, CUstream, CUuuid, CallFailed, DevicePtr, Driver, MemHandle, code,
+    CUcontext, CUdevice, CUevent, CUstream, CUuuid, CallFailed, DevicePtr, Driver, MemHandle,
 };
 use super::error::{CudaError, uuid_text};
 
@@ -213,8 +213,8 @@ impl Mark {
         // SAFETY: the event was made by this driver and lives as long as `self`.
         match self.gpu.within(|driver| unsafe { driver.event_query(self.event) }) {
             Ok(()) => true,
-            Err(CudaError::Call { failed }) => failed.code != code::NOT_READY,
-            Err(_) => true,
+            // Mostly that it isn't ready.
+            Err(error) => error.means_idle(),
         }
     }
 }

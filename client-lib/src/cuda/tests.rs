@@ -13,7 +13,7 @@ use super::error::CudaError;
 use crate::testing::cuda::{
     Raw, alone, connect, cuda_welcome, directory, eventually, is_spawned, machine, spawn, test_name,
 };
-use crate::testing::{Daemon, PAGE, listening, sealed_memfd, welcome};
+use crate::testing::{Daemon, PAGE, access_at, listening, sealed_memfd, welcome};
 use crate::{Access, Allocation, Client, Error, Mapping};
 
 const PAGE_BYTES: usize = 65536;
@@ -42,6 +42,13 @@ fn numbered(client: &Client, pages: u8) -> Allocation {
     allocation
 }
 
+/// Descriptors of device memory that this process has open.
+fn descriptors() -> usize {
+    let open = std::fs::read_dir("/proc/self/fd").expect("procfs");
+    let links = open.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
+    links.filter(|link| link.to_string_lossy().contains("/memory-")).count()
+}
+
 fn memory_used(fake: &FakeCuda) -> u64 {
     fake.memory_used(0).expect("it can be read")
 }
@@ -66,6 +73,7 @@ fn bytes_come_back_at_the_same_device_addresses() {
             }
         }
         drop(allocation);
+        assert_eq!(access_at(std::ptr::without_provenance(first as usize)), None);
         let seen = daemon.finish();
         assert_eq!((seen.unmapped, seen.freed, seen.bye), (38, 1, true));
         assert_eq!((Raw::start(fake).outcome(), memory_used(fake)), (0, 0));
@@ -119,11 +127,13 @@ fn access_is_set_once_for_a_run_and_frames_are_imported_once() {
             map(page(0), Access::Read),
             Err(Error::Cuda(CudaError::Call { failed })) if failed.call == "cuMemImportFromShareableHandle"
         ));
+        assert_eq!(descriptors(), 1, "of the frame that was refused");
         // Those left and right of the ones that have it already.
         limits(2, 4, 4);
         let all = map(0..8 * PAGE, Access::Read).expect("two runs");
         // All of it is there.
         limits(0, 0, 0);
+        assert_eq!(descriptors(), 0);
         let again = map(0..8 * PAGE, Access::Read).expect("nothing to do");
         again.unmap().expect("others hold all");
         limits(1, 0, 0);
@@ -285,6 +295,23 @@ fn a_mapping_whose_stream_is_stuck_is_left_as_it_is() {
         assert_eq!(raw.outcome(), 0);
         assert!(matches!(allocation.map(page(0), Access::Read), Err(Error::Conflict { .. })));
         drop(allocation.map(page(1), Access::Write).expect("another is mapped as ever"));
+    });
+}
+
+#[test]
+fn a_mapping_that_cannot_be_waited_for_is_left_as_it_is() {
+    alone(test_name!(), &[], |fake| {
+        let daemon = Daemon::on_cuda(fake, 4);
+        let allocation = numbered(&daemon.client, 2);
+        let first = allocation.map(page(0), Access::Write).expect("mapped");
+        let second = allocation.map(page(1), Access::Write).expect("mapped");
+        // As in a host function. The second question is drop's.
+        fake.set_faults(&["cuCtxSynchronize:0:800:2"]).expect("written");
+        assert!(matches!(first.unmap(), Err(Error::Cuda(CudaError::Call { .. }))));
+        second.unmap().expect("the driver answers again");
+        let conflict = |index| allocation.map(page(index), Access::Read).map(drop).is_err();
+        assert_eq!([conflict(0), conflict(1)], [true, false]);
+        daemon.client.stats().expect("the connection is as ever");
     });
 }
 
