@@ -55,10 +55,10 @@ impl Bench {
     /// Maps for writing, and unmaps.
     fn write(&mut self, allocation: AllocationId, first: u32, count: u32) {
         let mapped = self.map(vec![range(allocation, first, count)], Access::Write).unwrap();
-        self.unmap(mapped);
+        self.unmap(&mapped);
     }
 
-    fn unmap(&mut self, mapped: Mapped) {
+    fn unmap(&mut self, mapped: &Mapped) {
         let _: Done = self.peer.call(&Unmap { mappings: vec![mapped.mapping] }).unwrap();
     }
 
@@ -146,7 +146,7 @@ fn maps_are_bounded_in_number() {
     let waiting = bench.peer.ask(&waits, None);
     let refused = bench.refuses(&read(vec![range(memory, 0, 1)], 0), Code::TooMany);
     assert_eq!(numbers(&refused), (1, 3, 3));
-    bench.unmap(second);
+    bench.unmap(&second);
     // Of those that wait there may be two, whatever they wait for.
     let also_waiting = bench.peer.ask(&waits, None);
     let flush = Flush { ranges: vec![range(memory, 0, 1)], wait_us: LONG_US };
@@ -186,9 +186,9 @@ fn a_map_that_may_not_wait_is_granted_at_once_or_refused() {
     // Pages that are mapped already, and pages that there is room for, need no wait for others.
     for ranges in [vec![range(memory, 0, 10)], vec![range(memory, 10, 5)]] {
         let mapped: Mapped = bench.peer.call(&read(ranges, 0)).unwrap();
-        bench.unmap(mapped);
+        bench.unmap(&mapped);
     }
-    bench.unmap(held);
+    bench.unmap(&held);
     bench.end();
 }
 
@@ -249,8 +249,8 @@ fn a_file_changed_in_place_is_told_to_whoever_maps_what_is_not_loaded() {
     // What is loaded stays, mapped or not.
     let again = bench.map(vec![range(file, 0, 1)], Access::Read).unwrap();
     assert_eq!(again.frames, held.frames);
-    bench.unmap(again);
-    bench.unmap(held);
+    bench.unmap(&again);
+    bench.unmap(&held);
     bench.end();
 }
 
@@ -263,7 +263,7 @@ fn a_flush_needs_a_spill_with_room_and_nobody_who_writes() {
     let writing = bench.map(vec![range(memory, 3, 1)], Access::Write).unwrap();
     let refused = bench.refuses(&flush(2, 4, LONG_US), Code::InUse);
     assert_eq!(refused.object, 3);
-    bench.unmap(writing);
+    bench.unmap(&writing);
     for first in [0, 13] {
         bench.write(memory, first, 13);
     }
@@ -341,7 +341,7 @@ fn a_tier_is_set_within_its_bounds_and_never_below_what_it_holds() {
     let shrink = set(Tier::Vram, 4, SHORT_US);
     let refused = bench.peer.call::<_, Done>(&shrink).unwrap_err();
     assert_eq!(refused.code, Code::TimedOut, "{refused:?}");
-    bench.unmap(held);
+    bench.unmap(&held);
     let _: Done = bench.peer.call(&set(Tier::Vram, 16, LONG_US)).unwrap();
     bench.end();
 }
