@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up fails")]
 
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
@@ -28,7 +29,7 @@ fn victim(uid: Option<u32>, daemon: &Daemon, role: &str, rest: &[&str]) -> Optio
 }
 
 /// Everything that can be asked for without a copy is answered, in old sessions and in new ones.
-fn is_served(client: &Client, daemon: &Daemon) {
+fn is_served(client: &Client, socket: &Path) {
     let page = client.page_size();
     client.stats().unwrap();
     let memory = client.allocate(3 * page).unwrap();
@@ -42,7 +43,7 @@ fn is_served(client: &Client, daemon: &Daemon) {
         client.set_tier(Tier::Nvme, 2 << 20, LONG).unwrap();
     }
     drop(memory);
-    daemon.connect().stats().unwrap();
+    Client::connect(socket).unwrap().stats().unwrap();
     assert_eq!(client.take_refusal(), None);
 }
 
@@ -56,7 +57,7 @@ fn a_stopped_client_holds_up_no_session_of_others() {
     holder.signal(Signal::SIGSTOP);
     writer.signal(Signal::SIGSTOP);
     for _ in 0..3 {
-        is_served(&client, &daemon);
+        is_served(&client, daemon.socket());
         write_and_read(&client, 12);
         assert!(client.stats().unwrap().vram.pinned >= 8 * client.page_size());
     }
@@ -114,27 +115,31 @@ fn a_copy_that_never_ends_holds_up_no_request_that_needs_none() {
     let daemon = Daemon::start(&[SMALL, FOR_EVER].concat());
     let client = daemon.connect();
     let page = client.page_size();
-    let stuck = client.allocate(2 * page).unwrap();
-    let other = client.allocate(page).unwrap();
     let (told, tell) = channel();
-    std::thread::scope(|scope| {
-        // Filling its page with zeros is the device's work.
-        scope.spawn(|| told.send(client.map(&[(&stuck, 0..page)], Access::Write, LONG).map(drop)));
-        until("the copy has begun", || {
-            let pinned = daemon.connect().stats().unwrap().vram.pinned;
-            if pinned == page { Ok(()) } else { Err(pinned) }
-        });
+    let stuck = client.allocate(page).unwrap();
+    // Filling its page with zeros is the device's work.
+    std::thread::spawn(move || told.send(stuck.map_all(Access::Write).map(drop)));
+    until("the copy has begun", || {
+        let pinned = client.stats().unwrap().vram.pinned;
+        if pinned == page { Ok(()) } else { Err(pinned) }
+    });
+    let (served, is) = channel();
+    let (other, socket) = (client.clone(), daemon.socket().to_owned());
+    std::thread::spawn(move || {
         for _ in 0..3 {
-            is_served(&client, &daemon);
-            let error = client.map(&[(&other, 0..page)], Access::Read, SHORT).unwrap_err();
+            is_served(&other, &socket);
+            let memory = other.allocate(page).unwrap();
+            let error = other.map(&[(&memory, 0..page)], Access::Read, SHORT).unwrap_err();
             assert_eq!(error.code(), Some(Code::TimedOut), "{error}");
             assert!(error.to_string().contains("waited for the bytes"), "{error}");
         }
-        assert!(tell.try_recv().is_err(), "the copy has ended");
-        daemon.signal(Signal::SIGKILL);
-        let error = tell.recv_timeout(WAIT).unwrap().unwrap_err();
-        assert!(matches!(error, lapis::Error::Disconnected), "{error}");
+        served.send(()).unwrap();
     });
+    is.recv_timeout(LONG).expect("requests are answered");
+    assert!(tell.try_recv().is_err(), "the copy has ended");
+    daemon.kill();
+    let error = tell.recv_timeout(WAIT).unwrap().unwrap_err();
+    assert!(matches!(error, lapis::Error::Disconnected), "{error}");
 }
 
 #[test]

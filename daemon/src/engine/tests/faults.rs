@@ -316,10 +316,13 @@ fn a_flush_of_more_than_the_spill_takes_writes_what_it_takes_and_then_moves_noth
             let end = pages.min(first + u32::try_from(together).expect("few"));
             bench.write(memory, first..end);
         }
+        let copied = bench.stats().total.vram_to_ram.pages;
         let flush = Flush { ranges: vec![range(memory, 0..pages)], wait_us: WAIT_US };
         let request = bench.ask(Request::Flush(flush));
         bench.run(|_| None);
         let stats = bench.stats();
+        let copied = stats.total.vram_to_ram.pages - copied;
+        assert!(copied <= slots.into(), "{copied} pages are copied, {slots} can be written");
         assert_eq!(stats.nvme.used / PAGE, u64::from(slots.min(pages)), "{vram} {ram} {slots}");
         bench.pass(WAIT_US);
         assert_eq!(bench.refusal(request).code, Code::TimedOut);
