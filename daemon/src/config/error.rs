@@ -137,6 +137,19 @@ pub enum ConfigError {
         /// What the spill must be at least, if RAM stays.
         nvme_min: Size,
     },
+    /// VRAM of a unified device does not fit into the spill, the only tier below it.
+    #[error(
+        "vram ({vram}) is larger than nvme ({nvme}), and a unified device has no RAM tier: \
+         evicted pages would have nowhere to go"
+    )]
+    UnifiedNvmeSmall {
+        /// VRAM tier.
+        vram: Size,
+        /// Spill.
+        nvme: Size,
+        /// What the spill must be at least.
+        nvme_min: Size,
+    },
     /// A number is too small or too large.
     #[error("{key} is {}, outside of {} to {}", number(key, *value), number(key, *min), number(key, *max))]
     OutOfBounds {
@@ -253,6 +266,9 @@ impl ConfigError {
             }
             ConfigError::NowhereToEvict { ram_min, nvme_min, .. } => {
                 format!("raise ram to at least {ram_min}, or nvme to at least {nvme_min}").into()
+            }
+            ConfigError::UnifiedNvmeSmall { nvme_min, .. } => {
+                format!("raise nvme to at least {nvme_min}, or leave it out").into()
             }
             ConfigError::OutOfBounds { key, min, max, .. } => {
                 format!("set {key} to {} to {}", number(key, *min), number(key, *max)).into()

@@ -395,3 +395,17 @@ fn a_unified_device_has_no_ram_tier() {
     let error = parse("unified = true\nram = \"1GiB\"").unwrap().resolve(&host()).unwrap_err();
     assert_eq!(error.fix(), "remove ram, and give vram its size");
 }
+
+#[test]
+fn nobody_is_told_to_change_the_ram_tier_of_a_unified_device() {
+    let unified = Config { unified: true, vram: Size::gib(2), ..config() };
+    unified.validate().unwrap();
+    assert_eq!(unified.warning(), None);
+    let (message, fix) = refusal(&Config { nvme: Some(Size::gib(1)), ..unified });
+    assert_eq!(
+        message,
+        "vram (2GiB) is larger than nvme (1GiB), and a unified device has no RAM tier: \
+         evicted pages would have nowhere to go"
+    );
+    assert_eq!(fix, "raise nvme to at least 2GiB, or leave it out");
+}
