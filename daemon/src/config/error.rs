@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::io::ErrorKind;
 use std::path::PathBuf;
 
 use super::quota::Subject;
@@ -43,6 +44,16 @@ pub enum ConfigError {
         key: String,
         /// The setting that was probably meant.
         nearest: Option<String>,
+    },
+    /// A setting behind a `[[quota]]`, to which it then belongs.
+    #[error("{}:{line}: `{key}` is in a [[quota]], but is a setting of the daemon", path.display())]
+    SettingInQuota {
+        /// Which file.
+        path: PathBuf,
+        /// Line, from 1 on.
+        line: usize,
+        /// The setting.
+        key: String,
     },
     /// A setting has no default on this host.
     #[error("there is no default for {key}: {why}")]
@@ -233,6 +244,9 @@ impl ConfigError {
     #[must_use]
     pub fn fix(&self) -> Cow<'static, str> {
         match self {
+            ConfigError::Read { source, .. } if source.kind() == ErrorKind::InvalidData => {
+                "give --config a TOML file, which is text in UTF-8".into()
+            }
             ConfigError::Read { .. } => "give --config a file that this user can read".into(),
             ConfigError::File { .. } => {
                 "correct that line; `lapisd --check` without --config prints a valid file".into()
@@ -242,6 +256,9 @@ impl ConfigError {
             }
             ConfigError::UnknownKey { nearest: None, .. } => {
                 "remove it; `lapisd --help` lists all settings".into()
+            }
+            ConfigError::SettingInQuota { .. } => {
+                "move it before the first [[quota]]: what is behind one belongs to it".into()
             }
             ConfigError::NoDefault { key, .. } => {
                 format!("give --{}", key.replace('_', "-")).into()

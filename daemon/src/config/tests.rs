@@ -385,6 +385,27 @@ fn bad_quotas_are_refused() {
 }
 
 #[test]
+fn a_setting_behind_a_quota_is_told_where_it_belongs() {
+    let text = "[[quota]]\nsubject = \"user:1\"\nvram = \"1GiB\"\n\nsocket = \"/s\"\n";
+    let error = parse(text).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "/etc/lapis/lapisd.toml:5: `socket` is in a [[quota]], but is a setting of the daemon"
+    );
+    assert_eq!(error.fix(), "move it before the first [[quota]]: what is behind one belongs to it");
+}
+
+#[test]
+fn a_file_that_is_no_text_is_not_taken_for_one_that_is_out_of_reach() {
+    let error =
+        |kind: std::io::ErrorKind| ConfigError::Read { path: "/c".into(), source: kind.into() };
+    let fix = |kind| error(kind).fix().into_owned();
+    use std::io::ErrorKind::{InvalidData, PermissionDenied};
+    assert_eq!(fix(InvalidData), "give --config a TOML file, which is text in UTF-8");
+    assert_eq!(fix(PermissionDenied), "give --config a file that this user can read");
+}
+
+#[test]
 fn a_unified_device_has_no_ram_tier() {
     let config = parse("unified = true\nvram = \"1GiB\"").unwrap().resolve(&host()).unwrap();
     config.validate().unwrap();
