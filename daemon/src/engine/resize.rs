@@ -114,9 +114,9 @@ impl Engine {
         let old = (self.sizes.ram_target, self.sizes.slots_target);
         match set.tier {
             Tier::Vram => {
-                let reserved = self.reserved_pages();
-                if reserved > u64::from(Limits::mapped_pages_of(target)) {
-                    return Err(refusal::over_capacity(reserved, target));
+                let (reserved, mappable) = (self.reserved_pages(), Limits::mapped_pages_of(target));
+                if reserved > u64::from(mappable) {
+                    return Err(refusal::over_reserved(reserved, mappable));
                 }
                 self.sizes.vram_target = target;
             }
