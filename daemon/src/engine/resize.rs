@@ -106,6 +106,10 @@ impl Engine {
             Tier::Ram => (2 * self.limits.ram_reserve() + 2, self.limits.ram_frames),
             Tier::Nvme => (0, self.limits.spill_slots),
         };
+        if set.tier == Tier::Ram && most == 0 {
+            let message = "the device shares the host's memory: there is no RAM tier; set vram";
+            return Err(refusal::plain(Code::BadRequest, message));
+        }
         let pages = set.size / self.limits.page_size;
         let target = match u32::try_from(pages) {
             Ok(pages) if (least..=most).contains(&pages) => pages,
