@@ -313,8 +313,8 @@ impl Engine {
     }
 
     pub(super) fn expire_resize(&mut self, id: PendingId, outbox: &mut Outbox) {
-        let message =
-            "the tier has not its size yet: mappings hold it; it goes on by itself as they end";
+        let message = "the tier has not its size yet: mappings hold it, or clients that do not give frames back; it goes on by \
+             itself as they do";
         let refused = refusal::plain(Code::TimedOut, message);
         self.end_resize(id, Reply::Refused(Box::new(refused)), outbox);
     }
