@@ -190,6 +190,7 @@ fn frames_that_a_process_keeps_are_counted_and_their_memory_is_given_back_when_i
     let client = daemon.connect();
     let error = client.set_tier(Tier::Vram, 4 * PAGE, Duration::from_secs(1)).unwrap_err();
     assert_eq!(error.code(), Some(Code::TimedOut), "{error}");
+    assert!(error.to_string().contains("clients that do not give frames back"), "{error}");
     let stats = client.stats().unwrap();
     assert!(stats.vram.degraded, "{stats:?}");
     assert!((6..=10).contains(&stats.quarantined_frames), "{stats:?}");
