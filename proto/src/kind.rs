@@ -7,8 +7,8 @@ use bincode::{Decode, Encode};
 use crate::fds::FDS_PER_MESSAGE_MAX;
 use crate::message::{
     Advise, Allocate, Allocated, Bye, CancelPrefetch, Done, Flush, Frames, Free, Hello, ListQuotas,
-    Map, Mapped, OpenFile, Prefetch, Quotas, Refused, Revoke, Revoked, SetQuota, SetTier, Stat,
-    Stats, Unmap, Welcome,
+    Map, Mapped, OpenFile, Prefetch, Quotas, Refused, Revoke, Revoked, SetPlan, SetQuota, SetTier,
+    Stat, Stats, Unmap, Welcome,
 };
 
 /// Message kinds. Numbers are never reused; a retired one stays here with its name.
@@ -49,6 +49,8 @@ pub enum Kind {
     SetQuota = 29,
     /// [`ListQuotas`].
     ListQuotas = 30,
+    /// [`SetPlan`].
+    SetPlan = 31,
     /// [`Refused`].
     Refused = 64,
     /// [`Allocated`].
@@ -114,6 +116,7 @@ messages!(
     SetTier,
     SetQuota,
     ListQuotas,
+    SetPlan,
     Refused,
     Allocated,
     Done,
@@ -153,6 +156,7 @@ impl Kind {
             | Kind::SetTier
             | Kind::SetQuota
             | Kind::ListQuotas
+            | Kind::SetPlan
             | Kind::Quotas
             | Kind::Refused
             | Kind::Allocated

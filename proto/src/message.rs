@@ -3,6 +3,7 @@
 //! Every request is answered exactly once, by the reply named in its documentation or by [`Refused`].
 
 mod admin;
+mod plan;
 mod stats;
 
 use bincode::{Decode, Encode};
@@ -13,6 +14,7 @@ pub use crate::kind::{Kind, Message};
 pub use admin::{
     ListQuotas, QUOTAS_MAX, Quota, QuotaSubject, QuotaUse, Quotas, SetQuota, SetTier, Tier,
 };
+pub use plan::{PLAN_STEPS_MAX, PLAN_USES_MAX, PLANS_PER_SESSION_MAX, PlanStep, PlanUse, SetPlan};
 pub use stats::{Counters, HopStats, Stat, Stats, TierStats};
 
 /// Ranges in one request.

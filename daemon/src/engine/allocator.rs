@@ -228,6 +228,7 @@ impl Engine {
         if let Some(session) = self.sessions.get_mut(&allocation.session) {
             session.allocations.remove(&id);
         }
+        self.end_in_plans(allocation.session, allocation.backing);
         let backing = self.table.backing_mut(allocation.backing);
         backing.references -= 1;
         if backing.references > 0 {

@@ -2,7 +2,8 @@
 
 use lapis_proto::code::Code;
 use lapis_proto::message::{
-    Advise, Flush, Map, Mapped, PageRange, Prefetch, Quota, QuotaUse, Refused, SetTier, Stats,
+    Advise, Flush, Map, Mapped, PageRange, Prefetch, Quota, QuotaUse, Refused, SetPlan, SetTier,
+    Stats,
 };
 
 use super::ids::{
@@ -85,6 +86,8 @@ pub enum Request {
     Prefetch(Prefetch),
     /// Ranges that won't be after all.
     CancelPrefetch(Vec<PageRange>),
+    /// What the client will map, in order.
+    SetPlan(SetPlan),
     /// How ranges will be used.
     Advise(Advise),
     /// Ranges to be written to the spill.

@@ -7,6 +7,7 @@ use lapis_proto::message::Access;
 use super::Engine;
 use super::ids::{PageRef, VramFrame};
 use super::page::{Motion, Page, RamClass, VramClass};
+use super::policy::plan::{NO_PLAN, Place};
 
 impl Engine {
     /// Checks every invariant.
@@ -18,6 +19,7 @@ impl Engine {
         self.verify_pins();
         self.verify_maps();
         self.verify_allocations();
+        self.verify_plans();
     }
 
     fn all_pages(&self) -> impl Iterator<Item = (PageRef, &Page, bool)> {
@@ -151,7 +153,7 @@ impl Engine {
                 VramClass::None => {}
                 VramClass::Evictable => {
                     in_orders[0] += 1;
-                    assert!(self.table.evictable.contains(page.next_use, at), "{at:?}");
+                    assert!(self.table.evictable.contains(page.plan, page.next_use, at), "{at:?}");
                 }
                 VramClass::Protected => {
                     in_orders[1] += 1;
@@ -159,7 +161,7 @@ impl Engine {
                 }
                 VramClass::Kept => {
                     in_orders[2] += 1;
-                    assert!(self.table.kept.contains(page.next_use, at), "{at:?}");
+                    assert!(self.table.kept.contains(page.plan, page.next_use, at), "{at:?}");
                 }
             }
             match page.ram_class {
@@ -182,16 +184,40 @@ impl Engine {
         }
         let table = &self.table;
         let orders = [
-            &table.evictable,
-            &table.protected,
-            &table.kept,
-            &table.ram_duplicate,
-            &table.ram_clean,
-            &table.ram_sole,
-            &table.ram_wanted,
-            &table.ram_wanted_sole,
+            table.evictable.len(),
+            table.protected.len(),
+            table.kept.len(),
+            table.ram_duplicate.len(),
+            table.ram_clean.len(),
+            table.ram_sole.len(),
+            table.ram_wanted.len(),
+            table.ram_wanted_sole.len(),
         ];
-        assert_eq!(in_orders, orders.map(super::policy::next_use::NextUse::len), "orders");
+        assert_eq!(in_orders, orders, "orders");
+    }
+
+    /// Plans count their pages right, and every page stands in the order of a plan that speaks of it.
+    fn verify_plans(&self) {
+        for (at, page, _) in self.all_pages() {
+            let backing = self.table.backing(at.backing);
+            assert!(page.plan == NO_PLAN || backing.plans.contains(&page.plan), "{at:?}: {page:?}");
+        }
+        for (id, plan) in self.table.plans() {
+            assert!(self.sessions.get(&plan.session).is_some_and(|session| !session.lingering));
+            for backing in plan.backings() {
+                let listed = self.table.backing(backing).plans.iter().filter(|other| *other == id);
+                assert_eq!(listed.count(), 1, "{id:?} in {backing:?}");
+            }
+            for (pages, backing, held, below) in plan.counts() {
+                let pages = pages.map(|index| self.table.page(PageRef { backing, index }).place());
+                let places: Vec<_> = pages.collect();
+                let count =
+                    |counts: fn(&Place) -> bool| places.iter().filter(|p| counts(p)).count();
+                assert_eq!(held as usize, count(|place| place.vram), "{id:?}, {backing:?}");
+                let expected = count(|place| !place.vram && !place.ram);
+                assert_eq!(below as usize, expected, "{id:?}, {backing:?}");
+            }
+        }
     }
 
     /// Maps that wait have what they wait for; granted ones have all their pages.

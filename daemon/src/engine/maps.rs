@@ -16,6 +16,7 @@ use super::found::Found;
 use super::ids::{MappingId, PageRef, RequestId, SessionId, VramFrame};
 use super::page::Motion;
 use super::policy::next_use::{NEVER, predict};
+use super::policy::plan::NO_PLAN;
 use super::quota::Room;
 use super::refusal;
 
@@ -115,6 +116,7 @@ impl Engine {
         }
         self.check_mapped(&spans, asked)?;
         let new_pins = self.new_pins(&spans);
+        self.follow_plans(session, &spans, now);
         let fits = new_pins == 0
             || (self.queue.is_empty() && self.room_for(&spans, new_pins) == Room::Enough);
         if map.wait_us == 0 && !fits {
@@ -208,12 +210,13 @@ impl Engine {
     fn admit(&mut self, id: PendingId) {
         let mut pending = self.pending.remove(&id).expect("queued maps are pending");
         pending.admitted = true;
-        let access = pending.access;
+        let (access, session) = (pending.access, pending.session);
         let spans = std::mem::take(&mut pending.spans);
+        self.count_accesses(&spans);
         for at in spans.iter().flat_map(|span| span.pages()) {
             let file_backed = self.table.backing(at.backing).file_backed();
             pending.found.note(self.table.page(at), file_backed);
-            self.pin_for_use(at, access);
+            self.pin_for_use(at, access, session);
             if !self.table.page(at).ready(access) {
                 pending.missing += 1;
                 self.page_waiters.entry(at).or_default().push(id);
@@ -227,10 +230,11 @@ impl Engine {
         self.pending.insert(id, pending);
     }
 
-    fn pin_for_use(&mut self, at: PageRef, access: Access) {
+    fn pin_for_use(&mut self, at: PageRef, access: Access, session: SessionId) {
         self.clock += 1;
         let clock = self.clock;
         let pages = self.table.backing(at.backing).pages_count();
+        let planned = self.planned_use(at, Some(session));
         self.table.update(at, |page| {
             page.pins += 1;
             page.writers += u32::from(writes(access));
@@ -238,14 +242,15 @@ impl Engine {
             page.retained = page.vram.is_some() && !page.fetched;
             page.fetched = false;
             page.prefetched = false;
-            page.next_use = match page.advice {
-                Advice::Normal | Advice::DontNeed | Advice::Keep => {
-                    predict(page.last_use, clock, pages)
+            (page.plan, page.next_use) = match (page.advice, planned) {
+                (_, Some(planned)) => planned,
+                (Advice::Normal | Advice::DontNeed | Advice::Keep, None) => {
+                    (NO_PLAN, predict(page.last_use, clock, pages))
                 }
                 // Of two that were used, the one used last is the farther: it is over and done with.
-                Advice::Sequential => clock + NEVER,
+                (Advice::Sequential, None) => (NO_PLAN, clock + NEVER),
                 // As far in the future as in the past: the one used longest ago is the farthest.
-                Advice::Random => clock,
+                (Advice::Random, None) => (NO_PLAN, clock),
             };
             page.last_use = clock;
         });
@@ -317,6 +322,7 @@ impl Engine {
             }
         }
         let (session, request) = (pending.session, pending.request);
+        self.plans_granted(session, waited_us);
         if !new_frames.is_empty() {
             outbox.push(Command::Export { session, request, frames: new_frames });
         }

@@ -18,7 +18,9 @@ use frames::{FreeSlots, VramFrames};
 use ids::{AllocationId, BackingId, MappingId, PageRef, RequestId, SessionId, Tag, VramFrame};
 use limits::Limits;
 use maps::{Mapping, PendingId, PendingMap};
+use page::Motion;
 use page_table::{FileKey, PageTable};
+use policy::pace::Link;
 use prefetch::{PrefetchKey, Wanted};
 use resize::Sizes;
 use session::Session;
@@ -38,6 +40,7 @@ pub mod maps;
 pub mod page;
 pub mod page_table;
 mod placement;
+mod plans;
 pub mod policy;
 mod prefetch;
 pub mod quota;
@@ -101,6 +104,18 @@ pub struct Engine {
     complete: Vec<PendingId>,
     /// Fills under way for prefetches.
     prefetches_moving: u32,
+    /// Names plans.
+    last_plan: u64,
+    /// When a planned fetch is due next, microseconds.
+    planned_at: Option<u64>,
+    /// From files and the spill to RAM, and from RAM to VRAM.
+    read_link: Link,
+    up_link: Link,
+    /// What a page access takes on average, nanoseconds, and when the last one was, microseconds.
+    access_ns: u64,
+    accessed_us: u64,
+    /// The time of the event that is being handled, microseconds.
+    now: u64,
     /// Orders prefetches; runs with the clock.
     prefetch_tick: u64,
     /// Page accesses so far; starts at 1 so that 0 can mean never.
@@ -152,6 +167,13 @@ impl Engine {
             flushed: Vec::new(),
             complete: Vec::new(),
             prefetches_moving: 0,
+            last_plan: 0,
+            planned_at: None,
+            read_link: Link::default(),
+            up_link: Link::default(),
+            access_ns: 1,
+            accessed_us: 0,
+            now: 0,
             prefetch_tick: 0,
             clock: 1,
             bounds_changed: false,
@@ -180,7 +202,7 @@ impl Engine {
         let map = self.deadlines.first().map(|(deadline, _)| *deadline);
         let revocation = self.revoking.values().min().copied();
         let spill = (self.spill_rests_until > 0).then_some(self.spill_rests_until);
-        [map, revocation, spill].into_iter().flatten().min()
+        [map, revocation, spill, self.planned_at].into_iter().flatten().min()
     }
 
     /// Whether a session is open, or lingers.
@@ -198,6 +220,7 @@ impl Engine {
     /// Handles one event at `now` (microseconds on a clock that never goes back), then does whatever has become
     /// possible. Commands are appended to `outbox`.
     pub fn apply(&mut self, event: Event, now: u64, outbox: &mut Outbox) {
+        self.now = now;
         match event {
             Event::SessionOpened { session, domain, gid, admin } => {
                 let old = self.sessions.insert(session, Session::new(domain, gid, admin));
@@ -261,6 +284,7 @@ impl Engine {
             (None, Request::Unmap(ids)) => self.unmap(session, &ids, outbox),
             (None, Request::Prefetch(prefetch)) => self.prefetch(session, &prefetch, now),
             (None, Request::CancelPrefetch(ranges)) => self.cancel_prefetch(session, &ranges),
+            (None, Request::SetPlan(plan)) => self.set_plan(session, &plan),
             (None, Request::Advise(advise)) => self.advise(session, &advise),
             (None, Request::Flush(flush)) => match self.flush(session, request, &flush, now) {
                 Ok(()) => return,
@@ -342,6 +366,7 @@ impl Engine {
         for resize in resizes.map(|(resize, _)| *resize).collect::<Vec<_>>() {
             self.abandon_resize(resize);
         }
+        self.end_plans(id);
         let allocations = self.session(id).allocations.clone();
         for allocation in allocations {
             self.release_allocation(allocation, outbox);
@@ -376,6 +401,15 @@ impl Engine {
             return self.frame_done(frame, &result, outbox);
         }
         let at = self.transfers.remove(&tag).expect("each transfer ends once");
+        match self.table.page(at).motion {
+            Motion::Reading { .. } => self.read_link.ended(now),
+            Motion::Up { .. } => self.up_link.ended(now),
+            Motion::Still
+            | Motion::NeedRam { .. }
+            | Motion::Zero { .. }
+            | Motion::Down { .. }
+            | Motion::Out { .. } => {}
+        }
         match result {
             Ok(checksum) => self.hop_succeeded(at, checksum, outbox),
             Err(fault) => self.hop_failed(at, &fault, now, outbox),

@@ -7,6 +7,7 @@
 use lapis_proto::message::{Access, Advice};
 
 use super::ids::{RamFrame, SpillSlot, VramFrame};
+use super::policy::plan::{NO_PLAN, Place, PlanId};
 
 /// What is moving. One hop at a time; the hop owns its frames.
 ///
@@ -102,7 +103,9 @@ pub struct Page {
     pub checksum: u64,
     /// Clock of the last use, 0: never.
     pub last_use: u64,
-    /// Predicted clock of the next use: its place in the orders.
+    /// The plan that says when it is used next, [`NO_PLAN`] if none does.
+    pub plan: PlanId,
+    /// Its place in the orders: the plan's key, or the predicted clock of the next use.
     pub next_use: u64,
     /// Clock when it was prefetched: its place among the protected.
     pub prefetched_at: u64,
@@ -144,6 +147,7 @@ impl Page {
             pins: 0,
             checksum: 0,
             last_use: 0,
+            plan: NO_PLAN,
             next_use: 0,
             prefetched_at: 0,
             prefetched: false,
@@ -198,6 +202,11 @@ impl Page {
         self.vram.is_some() || target
     }
 
+    /// Where its copies are, as far as plans count them.
+    pub(super) fn place(&self) -> Place {
+        Place { vram: self.holds_vram(), ram: self.ram.is_some() }
+    }
+
     /// Whether it is being copied down, to leave VRAM.
     #[must_use]
     pub fn leaves_vram(&self) -> bool {
@@ -228,7 +237,7 @@ impl Page {
     pub(super) fn class_in_vram(&self) -> VramClass {
         if self.vram.is_none() || self.pins > 0 || self.motion != Motion::Still {
             VramClass::None
-        } else if self.prefetched {
+        } else if self.prefetched && self.plan == NO_PLAN {
             VramClass::Protected
         } else if self.advice == Advice::Keep {
             VramClass::Kept

@@ -8,6 +8,8 @@ use std::collections::BTreeSet;
 use super::ids::{AllocationId, BackingId, Domain, FileId, PageRef};
 use super::page::{Page, RamClass, VramClass};
 use super::policy::next_use::NextUse;
+use super::policy::order::{Order, Plans};
+use super::policy::plan::{Plan, PlanId};
 use super::quota::Owner;
 use crate::store::FileIdentity;
 
@@ -57,6 +59,8 @@ pub struct Backing {
     pub references: u32,
     /// Pages with a pin or in motion: while there are any, the backing stays.
     pub busy: u32,
+    /// Plans that speak of its pages.
+    pub plans: Vec<PlanId>,
     pages: Vec<Page>,
 }
 
@@ -84,21 +88,22 @@ pub struct PageTable {
     /// Pages with at least one pin.
     pub pinned: u32,
     /// VRAM pages that may be evicted.
-    pub evictable: NextUse,
+    pub evictable: Order,
     /// Prefetched VRAM pages, in order of prefetch.
     pub protected: NextUse,
     /// VRAM pages that a client asked to keep.
-    pub kept: NextUse,
+    pub kept: Order,
     /// RAM copies of pages that VRAM keeps.
-    pub ram_duplicate: NextUse,
+    pub ram_duplicate: Order,
     /// RAM copies beside another copy.
-    pub ram_clean: NextUse,
+    pub ram_clean: Order,
     /// RAM copies that are the only one.
-    pub ram_sole: NextUse,
+    pub ram_sole: Order,
     /// RAM copies beside another copy, of pages that maps wait for.
-    pub ram_wanted: NextUse,
+    pub ram_wanted: Order,
     /// RAM copies that are the only one, of pages that maps wait for.
-    pub ram_wanted_sole: NextUse,
+    pub ram_wanted_sole: Order,
+    plans: Plans,
 }
 
 impl PageTable {
@@ -114,6 +119,7 @@ impl PageTable {
             pinned: 0,
             references: 1,
             busy: 0,
+            plans: Vec::new(),
             pages: pages_vec,
         };
         self.pages += u64::from(pages);
@@ -128,6 +134,9 @@ impl PageTable {
     /// Takes a backing whose pages have all been emptied.
     pub fn remove(&mut self, id: BackingId) -> Backing {
         let backing = self.backings[id.0 as usize].take().expect("a live backing");
+        for plan in &backing.plans {
+            self.plans.get_mut(plan).expect("a backing's plans are in force").forget(id);
+        }
         self.pages -= u64::from(backing.pages_count());
         self.vacant.insert(id.0);
         backing
@@ -164,13 +173,55 @@ impl PageTable {
         })
     }
 
+    /// The plans in force.
+    #[must_use]
+    pub fn plans(&self) -> &Plans {
+        &self.plans
+    }
+
+    /// A plan, to move it on.
+    pub fn plan_mut(&mut self, id: PlanId) -> Option<&mut Plan> {
+        self.plans.get_mut(&id)
+    }
+
+    /// Puts a plan in force, with its pages counted as they are.
+    pub fn add_plan(&mut self, id: PlanId, mut plan: Plan) {
+        for backing in plan.backings() {
+            self.backing_mut(backing).plans.push(id);
+        }
+        let nowhere = Page::new().place();
+        for at in plan.pages().collect::<Vec<_>>() {
+            let place = self.page(at).place();
+            if place != nowhere {
+                plan.count(at, nowhere, place);
+            }
+        }
+        self.plans.insert(id, plan);
+    }
+
+    /// Ends a plan; its pages still stand in its order.
+    pub fn remove_plan(&mut self, id: PlanId) -> Option<Plan> {
+        let plan = self.plans.remove(&id)?;
+        for backing in plan.backings() {
+            self.backing_mut(backing).plans.retain(|other| *other != id);
+        }
+        Some(plan)
+    }
+
+    /// Has a plan speak of a backing no more; the backing's pages still stand in its order.
+    pub fn forget_in_plan(&mut self, id: PlanId, backing: BackingId) {
+        if let Some(plan) = self.plans.get_mut(&id) {
+            plan.forget(backing);
+            self.backing_mut(backing).plans.retain(|other| *other != id);
+        }
+    }
+
     /// Bytes of metadata.
     #[must_use]
     pub fn metadata_bytes(&self) -> u64 {
         let entry = size_of::<(u64, PageRef)>() as u64 * 3 / 2;
         let orders = [
             &self.evictable,
-            &self.protected,
             &self.kept,
             &self.ram_duplicate,
             &self.ram_clean,
@@ -178,7 +229,7 @@ impl PageTable {
             &self.ram_wanted,
             &self.ram_wanted_sole,
         ];
-        let entries: usize = orders.iter().map(|order| order.len()).sum();
+        let entries = orders.iter().map(|order| order.len()).sum::<usize>() + self.protected.len();
         self.pages * size_of::<Page>() as u64 + entries as u64 * entry
     }
 
@@ -189,11 +240,12 @@ impl PageTable {
         let page = &mut backing.pages[at.index as usize];
         let (was_pinned, was_busy, had_vram) = (page.pins > 0, busy(page), page.holds_vram());
         let was_leaving = page.leaves_vram();
-        let before = (page.vram_class, page.ram_class, page.next_use, page.prefetched_at);
+        let place = page.place();
+        let before = Standing::of(page);
         let result = change(page);
         page.vram_class = page.class_in_vram();
         page.ram_class = page.class_in_ram(file_backed);
-        let after = (page.vram_class, page.ram_class, page.next_use, page.prefetched_at);
+        let (new_place, after) = (page.place(), Standing::of(page));
         let (is_pinned, is_busy, has_vram) = (page.pins > 0, busy(page), page.holds_vram());
         let is_leaving = page.leaves_vram();
         self.pinned = self.pinned + u32::from(is_pinned) - u32::from(was_pinned);
@@ -201,39 +253,40 @@ impl PageTable {
         backing.in_vram = backing.in_vram + u32::from(has_vram) - u32::from(had_vram);
         backing.leaving = backing.leaving + u32::from(is_leaving) - u32::from(was_leaving);
         backing.busy = backing.busy + u32::from(is_busy) - u32::from(was_busy);
+        if place != new_place {
+            for id in &backing.plans {
+                let plan = self.plans.get_mut(id).expect("a backing's plans are in force");
+                plan.count(at, place, new_place);
+            }
+        }
         if before != after {
             self.move_in_orders(at, before, after);
         }
         result
     }
 
-    fn move_in_orders(
-        &mut self,
-        at: PageRef,
-        before: (VramClass, RamClass, u64, u64),
-        after: (VramClass, RamClass, u64, u64),
-    ) {
-        match before.0 {
+    fn move_in_orders(&mut self, at: PageRef, before: Standing, after: Standing) {
+        match before.vram {
             VramClass::None => {}
-            VramClass::Evictable => self.evictable.remove(before.2, at),
-            VramClass::Protected => self.protected.remove(before.3, at),
-            VramClass::Kept => self.kept.remove(before.2, at),
+            VramClass::Evictable => self.evictable.remove(before.plan, before.next_use, at),
+            VramClass::Protected => self.protected.remove(before.prefetched_at, at),
+            VramClass::Kept => self.kept.remove(before.plan, before.next_use, at),
         }
-        match after.0 {
+        match after.vram {
             VramClass::None => {}
-            VramClass::Evictable => self.evictable.insert(after.2, at),
-            VramClass::Protected => self.protected.insert(after.3, at),
-            VramClass::Kept => self.kept.insert(after.2, at),
+            VramClass::Evictable => self.evictable.insert(after.plan, after.next_use, at),
+            VramClass::Protected => self.protected.insert(after.prefetched_at, at),
+            VramClass::Kept => self.kept.insert(after.plan, after.next_use, at),
         }
-        if let Some(order) = self.ram_order(before.1) {
-            order.remove(before.2, at);
+        if let Some(order) = self.ram_order(before.ram) {
+            order.remove(before.plan, before.next_use, at);
         }
-        if let Some(order) = self.ram_order(after.1) {
-            order.insert(after.2, at);
+        if let Some(order) = self.ram_order(after.ram) {
+            order.insert(after.plan, after.next_use, at);
         }
     }
 
-    fn ram_order(&mut self, class: RamClass) -> Option<&mut NextUse> {
+    fn ram_order(&mut self, class: RamClass) -> Option<&mut Order> {
         match class {
             RamClass::None => None,
             RamClass::Duplicate => Some(&mut self.ram_duplicate),
@@ -241,6 +294,28 @@ impl PageTable {
             RamClass::Sole => Some(&mut self.ram_sole),
             RamClass::Wanted => Some(&mut self.ram_wanted),
             RamClass::WantedSole => Some(&mut self.ram_wanted_sole),
+        }
+    }
+}
+
+/// Where a page stands in the orders.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Standing {
+    vram: VramClass,
+    ram: RamClass,
+    plan: PlanId,
+    next_use: u64,
+    prefetched_at: u64,
+}
+
+impl Standing {
+    fn of(page: &Page) -> Self {
+        Self {
+            vram: page.vram_class,
+            ram: page.ram_class,
+            plan: page.plan,
+            next_use: page.next_use,
+            prefetched_at: page.prefetched_at,
         }
     }
 }

@@ -9,7 +9,7 @@ use super::event::{Command, Hop, Outbox};
 use super::ids::{PageRef, RamFrame, VramFrame};
 use super::page::Motion;
 use super::page_table::Source;
-use super::room::{Frame, RamUse};
+use super::room::{Frame, MayGo, RamUse};
 use crate::store;
 
 /// Why a page is wanted in VRAM.
@@ -36,6 +36,7 @@ impl Engine {
             self.fill(Need::Demand, now, outbox);
             self.read(Need::Demand, now, outbox);
             self.fill(Need::Prefetch, now, outbox);
+            self.fetch_planned(now, outbox);
             self.read(Need::Prefetch, now, outbox);
             self.write_flushes(now, outbox);
             self.answer_flushed(outbox);
@@ -60,7 +61,11 @@ impl Engine {
                 continue;
             }
             let waiting = u32::try_from(waiting).unwrap_or(u32::MAX);
-            let (frame, own) = match self.vram_frame(at, need, waiting, now, outbox) {
+            let may_go = match need {
+                Need::Demand => MayGo::Any,
+                Need::Prefetch => self.behind_all_prefetched(),
+            };
+            let (frame, own) = match self.vram_frame(at, may_go, waiting, now, outbox) {
                 Frame::Got(frame, own) => (frame, own),
                 Frame::TierFull => return,
                 // Others may pass: their frames are not what it waits for.
@@ -112,7 +117,13 @@ impl Engine {
         self.page_settled(at, outbox);
     }
 
-    fn start_fill(&mut self, at: PageRef, target: VramFrame, need: Need, outbox: &mut Outbox) {
+    pub(super) fn start_fill(
+        &mut self,
+        at: PageRef,
+        target: VramFrame,
+        need: Need,
+        outbox: &mut Outbox,
+    ) {
         self.prefetches_moving += u32::from(need == Need::Prefetch);
         let backing = self.table.backing(at.backing);
         let shift = self.shift_of(at);
@@ -202,6 +213,15 @@ impl Engine {
     pub(super) fn start(&mut self, at: PageRef, hop: Hop, outbox: &mut Outbox) {
         let tag = self.next_tag();
         self.transfers.insert(tag, at);
+        match hop {
+            Hop::ReadFile { .. } | Hop::ReadSpill { .. } => self.read_link.started(self.now),
+            Hop::Up { .. } => self.up_link.started(self.now),
+            Hop::WriteSpill { .. }
+            | Hop::Down { .. }
+            | Hop::Zero { .. }
+            | Hop::Release { .. }
+            | Hop::Restore { .. } => {}
+        }
         outbox.push(Command::Transfer { tag, hop });
     }
 

@@ -11,6 +11,7 @@ use super::ids::{PageRef, SessionId};
 use super::limits::PREFETCH_PAGES_MAX;
 use super::maps::check_ranges;
 use super::policy::next_use::NEVER;
+use super::policy::plan::{NEVER_AGAIN, NO_PLAN};
 
 /// Order of prefetches: by priority, then as they came.
 pub(super) type PrefetchKey = (Reverse<u8>, u64);
@@ -87,7 +88,7 @@ impl Engine {
             self.table.update(at, |page| match advise.advice {
                 Advice::DontNeed => {
                     page.advice = Advice::Normal;
-                    page.next_use = never;
+                    page.next_use = if page.plan == NO_PLAN { never } else { NEVER_AGAIN };
                 }
                 advice @ (Advice::Normal | Advice::Sequential | Advice::Random | Advice::Keep) => {
                     page.advice = advice;

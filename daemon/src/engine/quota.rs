@@ -13,6 +13,7 @@ use super::allocator::Span;
 use super::event::Reply;
 use super::ids::{BackingId, Domain, PageRef, SessionId};
 use super::maps::distinct_pages;
+use super::policy::order::Order;
 use super::refusal;
 
 /// Whom pages are charged to.
@@ -279,8 +280,10 @@ impl Engine {
     /// The best victim of an instance.
     pub(super) fn victim_of(&self, instance: Instance) -> Option<PageRef> {
         let own = |at: PageRef| instance.owns(&self.owner(at.backing));
-        let orders = [&self.table.evictable, &self.table.protected, &self.table.kept];
-        orders.iter().find_map(|order| order.farthest_where(self.clock, own)).map(|(_, at)| at)
+        let moment = self.moment();
+        let best = |order: &Order| order.farthest_where(&moment, own).map(|found| found.at);
+        let protected = || self.table.protected.farthest_where(self.clock, own).map(|(_, at)| at);
+        best(&self.table.evictable).or_else(protected).or_else(|| best(&self.table.kept))
     }
 
     /// Instances whose pages may not be evicted for this page: they hold no more than is reserved for them.

@@ -15,9 +15,8 @@ use super::frames::FreeSlots;
 use super::ids::{RequestId, SessionId, VramFrame};
 use super::limits::Limits;
 use super::maps::PendingId;
-use super::placement::Need;
 use super::refusal;
-use super::room::{RamUse, Spared};
+use super::room::{MayGo, RamUse, Spared};
 use crate::device::DeviceFault;
 
 /// A tier change that waits for its size.
@@ -243,7 +242,7 @@ impl Engine {
                 self.sizes.parked.insert(frame, Parking::Releasing);
                 self.start_frame(frame, Hop::Release { target: frame }, outbox);
             } else if !self.revoke_any(now, outbox) {
-                let Some(victim) = self.vram_victim(Need::Demand, &Spared::default()) else {
+                let Some(victim) = self.vram_victim(MayGo::Any, &Spared::default()) else {
                     return;
                 };
                 if !self.evict(victim, now, outbox) {

@@ -8,8 +8,7 @@ use super::event::{Hop, Outbox};
 use super::ids::{PageRef, RamFrame, SessionId, SpillSlot, VramFrame};
 use super::limits::PREFETCH_EXPIRES_AFTER_TIERS;
 use super::page::Motion;
-use super::placement::Need;
-use super::policy::next_use::{NextUse, distance};
+use super::policy::order::Order;
 use super::quota::Instance;
 
 /// What came of asking for a VRAM frame.
@@ -21,6 +20,15 @@ pub(super) enum Frame {
     TierFull,
     /// Not for this page, whose owner has used up a quota; others may get one.
     QuotaFull,
+}
+
+/// Which pages may go for one that comes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum MayGo {
+    /// All: somebody waits for it.
+    Any,
+    /// It is fetched ahead and may do no harm: only pages that are not used within so many nanoseconds.
+    UnusedFor(u64),
 }
 
 /// What a RAM frame is for.
@@ -55,17 +63,17 @@ impl Engine {
     pub(super) fn vram_frame(
         &mut self,
         at: PageRef,
-        need: Need,
+        may_go: MayGo,
         waiting: u32,
         now: u64,
         outbox: &mut Outbox,
     ) -> Frame {
         let domain = self.table.backing(at.backing).domain;
-        if need == Need::Prefetch && !self.prefetch_has_room() {
+        if may_go != MayGo::Any && !self.prefetch_has_room() {
             return Frame::TierFull;
         }
         while let Some(full) = self.vram_used_up(at) {
-            let victim = if need == Need::Demand { self.victim_of(full) } else { None };
+            let victim = if may_go == MayGo::Any { self.victim_of(full) } else { None };
             let evicted = victim.is_some_and(|victim| self.evict(victim, now, outbox));
             if !evicted {
                 return Frame::QuotaFull;
@@ -87,10 +95,10 @@ impl Engine {
             // Anew for each victim: its owner may hold no more than its reserve now.
             let guarded = self.guarded_from(at);
             let mut spared = Spared { guarded, overdue: overdue.clone() };
-            let mut victim = self.vram_victim(need, &spared);
-            if victim.is_none() && need == Need::Demand && self.is_overpromised() {
+            let mut victim = self.vram_victim(may_go, &spared);
+            if victim.is_none() && may_go == MayGo::Any && self.is_overpromised() {
                 spared.guarded.clear();
-                victim = self.vram_victim(need, &spared);
+                victim = self.vram_victim(may_go, &spared);
             }
             let Some(victim) = victim else { return Frame::TierFull };
             let before = (self.downs, self.outs, self.ram.free());
@@ -130,7 +138,13 @@ impl Engine {
         held < u64::from(self.mapped_pages_max())
     }
 
-    pub(super) fn vram_victim(&mut self, need: Need, spared: &Spared) -> Option<PageRef> {
+    /// A page that is prefetched now is used behind all that were prefetched before it.
+    pub(super) fn behind_all_prefetched(&self) -> MayGo {
+        let ahead = self.table.protected.len() as u64 + u64::from(self.prefetches_moving);
+        MayGo::UnusedFor(self.moment().unplanned_ns(ahead))
+    }
+
+    pub(super) fn vram_victim(&mut self, may_go: MayGo, spared: &Spared) -> Option<PageRef> {
         let clock = self.clock;
         let expires = u64::from(self.limits.vram_frames) * PREFETCH_EXPIRES_AFTER_TIERS;
         while let Some((at_clock, at)) = self.table.protected.first() {
@@ -140,26 +154,29 @@ impl Engine {
             self.counters.prefetch_wasted += 1;
             self.table.update(at, |page| page.prefetched = false);
         }
-        let best = |order: &NextUse| {
+        let moment = self.moment();
+        let best = |order: &Order| {
             if spared.is_nobody() {
-                return order.farthest(clock);
+                return order.farthest(&moment);
             }
-            order.farthest_where(clock, |at| !self.is_spared(at, spared))
+            order.farthest_where(&moment, |at| !self.is_spared(at, spared))
         };
         let evictable = best(&self.table.evictable);
-        match need {
-            Need::Demand => evictable
+        match may_go {
+            MayGo::Any => evictable
+                .map(|found| found.at)
                 // The one prefetched last will be needed last.
                 .or_else(|| {
-                    self.table.protected.last().filter(|(_, at)| !self.is_spared(*at, spared))
+                    let (_, last) = self.table.protected.last()?;
+                    if !self.is_spared(last, spared) {
+                        return Some(last);
+                    }
+                    let may = |at| !self.is_spared(at, spared);
+                    self.table.protected.farthest_where(clock, may).map(|(_, at)| at)
                 })
-                .or_else(|| best(&self.table.protected))
-                .or_else(|| best(&self.table.kept))
-                .map(|(_, at)| at),
-            Need::Prefetch => {
-                // Do no harm: what goes must be needed later than what comes, which is behind all prefetched so far.
-                let ahead = self.table.protected.len() as u64 + u64::from(self.prefetches_moving);
-                evictable.filter(|(next, _)| distance(*next, clock) > ahead).map(|(_, at)| at)
+                .or_else(|| best(&self.table.kept).map(|found| found.at)),
+            MayGo::UnusedFor(ns) => {
+                evictable.filter(|found| found.eta_ns > ns).map(|found| found.at)
             }
         }
     }
@@ -204,16 +221,16 @@ impl Engine {
         if self.ram.free() > reserve {
             return self.ram.take().map(RamFrame);
         }
-        let clock = self.clock;
+        let moment = &self.moment();
         let (duplicate, clean) = (&self.table.ram_duplicate, &self.table.ram_clean);
         let victim = if use_ == RamUse::Flushing {
             let may = |at| !self.table.page(at).flushing;
-            duplicate.farthest_where(clock, may).or_else(|| clean.farthest_where(clock, may))
+            duplicate.farthest_where(moment, may).or_else(|| clean.farthest_where(moment, may))
         } else {
-            duplicate.last().or_else(|| clean.farthest(clock))
+            duplicate.farthest(moment).or_else(|| clean.farthest(moment))
         };
-        if let Some((_, at)) = victim {
-            return Some(self.drop_from_ram(at));
+        if let Some(found) = victim {
+            return Some(self.drop_from_ram(found.at));
         }
         self.write_out(now, outbox);
         if self.outs > 0 || use_ == RamUse::Flushing {
@@ -221,8 +238,8 @@ impl Engine {
         }
         // RAM is full of pages that wait for VRAM, which may be full of pages that wait for RAM: one of them is read
         // again rather than all of them wait for one another.
-        let (_, at) = self.table.ram_wanted.farthest(clock)?;
-        Some(self.drop_from_ram(at))
+        let found = self.table.ram_wanted.farthest(&self.moment())?;
+        Some(self.drop_from_ram(found.at))
     }
 
     fn drop_from_ram(&mut self, at: PageRef) -> RamFrame {
@@ -246,9 +263,10 @@ impl Engine {
     /// The sole copy to write out next. One that is wanted in VRAM only if nothing else can make room.
     fn spill_victim(&self) -> Option<PageRef> {
         let last_resort = self.outs == 0 && self.table.ram_wanted.is_empty();
-        let sole = self.table.ram_sole.farthest(self.clock);
-        let wanted = || self.table.ram_wanted_sole.farthest(self.clock);
-        sole.or_else(|| last_resort.then(wanted).flatten()).map(|(_, at)| at)
+        let moment = self.moment();
+        let sole = self.table.ram_sole.farthest(&moment);
+        let wanted = || self.table.ram_wanted_sole.farthest(&moment);
+        sole.or_else(|| last_resort.then(wanted).flatten()).map(|found| found.at)
     }
 
     pub(super) fn begin_out(&mut self, at: PageRef, slot: SpillSlot, outbox: &mut Outbox) {

@@ -50,6 +50,7 @@ pub fn parse(mut frame: Frame<'_>) -> Result<Parsed, Refused> {
         }
         Kind::Prefetch => Request::Prefetch(body!(wire::Prefetch)),
         Kind::CancelPrefetch => Request::CancelPrefetch(body!(wire::CancelPrefetch).ranges),
+        Kind::SetPlan => Request::SetPlan(body!(wire::SetPlan)),
         Kind::Advise => Request::Advise(body!(wire::Advise)),
         Kind::Flush => Request::Flush(body!(wire::Flush)),
         Kind::SetQuota => Request::SetQuota(body!(wire::SetQuota).quota),

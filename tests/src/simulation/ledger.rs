@@ -311,7 +311,10 @@ impl Ledger {
                 Asked::Map { ranges, access, deadline, wait_us: map.wait_us }
             }
             Request::Unmap(ids) => Asked::Unmap(ids.clone()),
-            Request::Prefetch(_) | Request::CancelPrefetch(_) | Request::Advise(_) => Asked::Hint,
+            Request::Prefetch(_)
+            | Request::CancelPrefetch(_)
+            | Request::Advise(_)
+            | Request::SetPlan(_) => Asked::Hint,
             Request::Flush(flush) => {
                 let deadline = now.saturating_add(flush.wait_us.clamp(1, longest));
                 Asked::Flush { ranges: flush.ranges.clone(), deadline }

@@ -21,6 +21,7 @@ pub(super) enum Operation {
     Prefetch,
     Cancel,
     Advise,
+    Plan,
     Flush,
     SetQuota,
     ListQuotas,
@@ -35,7 +36,7 @@ pub(super) enum Operation {
 
 use Operation::{
     Advise, Allocate, Bye, Cancel, Flush, Free, Garbage, Hangup, Kill, ListQuotas, Map as MapPages,
-    OpenFile, Prefetch, Scribble, SetQuota, SetTier, Stat, Touch, Unmap,
+    OpenFile, Plan, Prefetch, Scribble, SetQuota, SetTier, Stat, Touch, Unmap,
 };
 
 /// How often each kind of client does it. A new operation is a row here and an arm below.
@@ -51,6 +52,7 @@ const TABLE: &[(Operation, [u64; 6])] = &[
     (Prefetch, [8, 8, 6, 3, 8, 8]),
     (Cancel, [2, 2, 2, 1, 2, 2]),
     (Advise, [3, 3, 3, 1, 3, 3]),
+    (Plan, [3, 3, 2, 2, 3, 3]),
     (Flush, [4, 3, 4, 1, 4, 4]),
     (SetQuota, [2, 2, 2, 1, 2, 2]),
     (ListQuotas, [2, 2, 2, 1, 2, 2]),
@@ -109,6 +111,7 @@ impl World {
                     self.say(operation, session, ranges);
                 }
             }
+            Plan => self.plan(session),
             SetQuota | SetTier if !self.scenario.administered => {}
             SetQuota => self.set_quota(session),
             SetTier => self.set_tier(session),
@@ -227,7 +230,7 @@ impl World {
     }
 
     /// Up to four ranges of the client's allocations; all of them, as long as they fit, for a greedy one.
-    fn some_ranges(&mut self, session: SessionId, writable: bool) -> Vec<PageRange> {
+    pub(super) fn some_ranges(&mut self, session: SessionId, writable: bool) -> Vec<PageRange> {
         let client = &self.clients[&session];
         let usable = client.allocations.iter().filter(|(_, known)| !(writable && known.file));
         let usable: Vec<_> = usable.map(|(id, known)| (*id, known.pages)).collect();
@@ -367,6 +370,9 @@ impl World {
                 return;
             }
         };
+        if self.random.one_in(4) {
+            return self.plan_of(session, &[ranges]);
+        }
         if self.random.one_in(2) {
             let operation = self.random.pick(&[Prefetch, Cancel, Advise, Flush]);
             return self.say(operation, session, ranges);

@@ -2,8 +2,8 @@
 
 use lapis_proto::code::Code;
 use lapis_proto::message::{
-    Access, Flush, Map, PAGES_PER_MAP_MAX, PageRange, Quota, QuotaSubject, RANGES_PER_REQUEST_MAX,
-    SetTier, Tier,
+    Access, Flush, Map, PAGES_PER_MAP_MAX, PageRange, PlanUse, Quota, QuotaSubject,
+    RANGES_PER_REQUEST_MAX, SetPlan, SetTier, Tier,
 };
 use lapisd::engine::event::Request;
 use lapisd::engine::ids::{MappingId, SessionId, VramFrame};
@@ -88,6 +88,7 @@ pub(super) fn judge(ledger: &Ledger, id: SessionId, body: &Request, device_lost:
         Request::Prefetch(named) => Verdict::of(ranges(session, &named.ranges), &[]),
         Request::CancelPrefetch(named) => Verdict::of(ranges(session, named), &[]),
         Request::Advise(named) => Verdict::of(ranges(session, &named.ranges), &[]),
+        Request::SetPlan(plan) => set_plan(session, plan),
         Request::Flush(request) => flush(ledger, session, request),
         Request::SetQuota(quota) => set_quota(ledger, session, quota),
         Request::SetTier(request) => set_tier(ledger, session, request),
@@ -253,6 +254,20 @@ fn ranges(session: &Session, ranges: &[PageRange]) -> Vec<Code> {
         }
     }
     reasons
+}
+
+fn set_plan(session: &Session, plan: &SetPlan) -> Verdict {
+    let mut reasons = Vec::new();
+    for step in &plan.steps {
+        if step.uses.is_empty() {
+            reasons.push(Code::BadRequest);
+        }
+        let alone = |used: &PlanUse| ranges(session, &[used.range]);
+        // There is no limit to the pages of a plan.
+        let not_too_many = |code: &Code| *code != Code::OverCapacity;
+        reasons.extend(step.uses.iter().flat_map(alone).filter(not_too_many));
+    }
+    Verdict::of(reasons, &[Code::TooMany])
 }
 
 fn map(ledger: &Ledger, id: SessionId, session: &Session, map: &Map) -> Verdict {

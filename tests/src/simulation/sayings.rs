@@ -1,7 +1,8 @@
 //! What clients say beside mapping: hints, flushes, and the administrators' quotas and sizes.
 
 use lapis_proto::message::{
-    Advice, Advise, Flush, PageRange, Prefetch, Quota, QuotaSubject, SetTier, Tier,
+    Access, Advice, Advise, Flush, PageRange, PlanStep, PlanUse, Prefetch, Quota, QuotaSubject,
+    SetPlan, SetTier, Tier,
 };
 use lapisd::engine::event::Request;
 use lapisd::engine::ids::SessionId;
@@ -39,6 +40,27 @@ impl World {
             }
         };
         self.send(session, Ask::Plain(request), Asked::Other);
+    }
+
+    /// What it will map, as far as anyone knows; sometimes nothing.
+    pub(super) fn plan(&mut self, session: SessionId) {
+        let count = self.random.below(6);
+        let steps: Vec<_> = (0..count).map(|_| self.some_ranges(session, false)).collect();
+        let steps: Vec<_> = steps.into_iter().filter(|ranges| !ranges.is_empty()).collect();
+        self.plan_of(session, &steps);
+    }
+
+    /// A plan of these steps, over and over or once.
+    pub(super) fn plan_of(&mut self, session: SessionId, steps: &[Vec<PageRange>]) {
+        let access = self.random.pick(&[Access::Read, Access::Write, Access::Overwrite]);
+        let step = |ranges: &Vec<PageRange>| {
+            let uses = ranges.iter().map(|range| PlanUse { range: *range, access });
+            PlanStep { uses: uses.collect() }
+        };
+        let plan = u32::from(self.random.one_in(3));
+        let cyclic = self.random.one_in(2);
+        let plan = SetPlan { plan, cyclic, steps: steps.iter().map(step).collect() };
+        self.send(session, Ask::Plain(Request::SetPlan(plan)), Asked::Other);
     }
 
     /// A quota for somebody, often none.

@@ -7,6 +7,8 @@ use proptest::prelude::*;
 use super::super::cases::{check, pick};
 use super::super::ids::{RamFrame, SpillSlot, VramFrame};
 use super::super::page::Motion;
+use super::super::policy::order::{Candidate, Moment};
+use super::super::policy::plan::NO_PLAN;
 use super::*;
 
 /// A change of one field of a page, likely or not.
@@ -179,7 +181,6 @@ fn place_in_ram(page: &Page, file_backed: bool) -> Option<(usize, u64)> {
 fn compare_orders(table: &PageTable, naive: &Naive) -> Result<(), TestCaseError> {
     let orders = [
         &table.evictable,
-        &table.protected,
         &table.kept,
         &table.ram_duplicate,
         &table.ram_clean,
@@ -187,33 +188,43 @@ fn compare_orders(table: &PageTable, naive: &Naive) -> Result<(), TestCaseError>
         &table.ram_wanted,
         &table.ram_wanted_sole,
     ];
-    let mut expected: [BTreeSet<(u64, PageRef)>; 8] = Default::default();
+    let mut expected: Vec<BTreeSet<(u64, PageRef)>> = vec![BTreeSet::new(); 8];
     for (at, page, file_backed) in pages(naive) {
         let places = [place_in_vram(page), place_in_ram(page, file_backed)];
         for (order, clock) in places.into_iter().flatten() {
             expected[order].insert((clock, at));
         }
     }
+    let protected = expected.remove(1);
+    prop_assert_eq!(table.protected.len(), protected.len());
+    prop_assert!(protected.iter().all(|(clock, at)| table.protected.contains(*clock, *at)));
+    prop_assert_eq!(table.protected.first(), protected.first().copied());
+    prop_assert_eq!(table.protected.last(), protected.last().copied());
     for (number, (order, expected)) in orders.into_iter().zip(&expected).enumerate() {
-        let all = expected.iter().all(|(clock, at)| order.contains(*clock, *at));
+        let all = expected.iter().all(|(clock, at)| order.contains(NO_PLAN, *clock, *at));
         prop_assert!(all && order.len() == expected.len(), "order {number} is not {expected:?}");
         prop_assert_eq!(order.is_empty(), expected.is_empty());
-        prop_assert_eq!(order.first(), expected.first().copied());
-        prop_assert_eq!(order.last(), expected.last().copied());
         // From before the first clock to behind the last.
         for clock in [0, 5, 10, 15, 25] {
+            let moment = Moment { clock, access_ns: 1, now: 0, plans: table.plans() };
             let farthest = |may: &dyn Fn(PageRef) -> bool| {
                 let allowed = expected.iter().filter(|(_, at)| may(*at));
                 allowed.map(|(next, _)| next.abs_diff(clock)).max()
             };
-            let found = order.farthest(clock);
-            prop_assert!(found.is_none_or(|found| expected.contains(&found)));
-            let found = found.map(|(next, _)| next.abs_diff(clock));
+            let is_there = |found: Candidate| {
+                let same = |(next, at): &(u64, PageRef)| {
+                    *at == found.at && next.abs_diff(clock) == found.eta_ns
+                };
+                expected.iter().any(same)
+            };
+            let found = order.farthest(&moment);
+            prop_assert!(found.is_none_or(is_there));
+            let found = found.map(|found| found.eta_ns);
             prop_assert_eq!(found, farthest(&|_| true), "order {} at {}", number, clock);
             let odd = |at: PageRef| at.index % 2 == 1;
-            let found = order.farthest_where(clock, odd);
-            prop_assert!(found.is_none_or(|found| odd(found.1) && expected.contains(&found)));
-            let found = found.map(|(next, _)| next.abs_diff(clock));
+            let found = order.farthest_where(&moment, odd);
+            prop_assert!(found.is_none_or(|found| odd(found.at) && is_there(found)));
+            let found = found.map(|found| found.eta_ns);
             prop_assert_eq!(found, farthest(&odd), "odd pages of order {} at {}", number, clock);
         }
     }
