@@ -79,6 +79,7 @@ impl Engine {
             page.zeros = zeros && !others;
             page.provisional = zeros && others;
             page.fetched = page.pins == 0;
+            page.unfetchable = false;
             std::mem::take(&mut page.filled_by_prefetch)
         });
         self.prefetches_moving -= u32::from(by_prefetch);
@@ -157,7 +158,10 @@ impl Engine {
         }
         let page = self.table.page(at);
         if page.vram.is_none() && !matches!(motion, Motion::Out { .. }) {
-            self.table.update(at, |page| page.prefetched = false);
+            self.table.update(at, |page| {
+                page.prefetched = false;
+                page.unfetchable = true;
+            });
             self.fail_waiters(at, fault, outbox);
         }
         if let Motion::Out { .. } | Motion::Down { .. } = motion {

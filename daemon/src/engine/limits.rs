@@ -73,6 +73,13 @@ impl Limits {
         vram_frames.saturating_sub((vram_frames / 16).max(1))
     }
 
+    /// Copies to VRAM under way beyond which a plan starts no other: each takes up a frame, and a map that comes waits
+    /// for them. Two keep a link busy.
+    #[must_use]
+    pub fn ups_ahead(&self) -> u32 {
+        (self.vram_frames / 1024).clamp(2, 8)
+    }
+
     /// RAM frames that only a page leaving VRAM may take.
     #[must_use]
     pub fn ram_reserve(&self) -> u32 {

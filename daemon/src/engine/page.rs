@@ -125,6 +125,8 @@ pub struct Page {
     pub flushing: bool,
     /// Reads of it that failed in a row.
     pub read_failures: u8,
+    /// The last fill failed: nobody fetches it ahead before a map has brought it in.
+    pub unfetchable: bool,
     /// Priority of the prefetch that wants it.
     pub prefetch_priority: u8,
     /// How it is used, as far as a client has said.
@@ -158,6 +160,7 @@ impl Page {
             writers: 0,
             flushing: false,
             read_failures: 0,
+            unfetchable: false,
             prefetch_priority: 0,
             advice: Advice::Normal,
             overwriters: 0,
@@ -204,7 +207,7 @@ impl Page {
 
     /// Where its copies are, as far as plans count them.
     pub(super) fn place(&self) -> Place {
-        Place { vram: self.holds_vram(), ram: self.ram.is_some() }
+        Place { vram: self.holds_vram() || self.unfetchable, ram: self.ram.is_some() }
     }
 
     /// Whether it is being copied down, to leave VRAM.

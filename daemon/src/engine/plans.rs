@@ -20,10 +20,6 @@ use super::policy::plan::{Due, NO_PLAN, PIECES_MAX, Pace, Plan, PlanId};
 use super::refusal;
 use super::room::{Frame, MayGo};
 
-/// Copies to VRAM under way beyond which no fetch ahead starts another: each takes up a frame, and a map that comes
-/// waits for them.
-const UPS_AHEAD: u32 = 3;
-
 impl Engine {
     /// What "from now on" means.
     pub(super) fn moment(&self) -> Moment<'_> {
@@ -207,7 +203,9 @@ impl Engine {
         while self.prefetches_moving < self.limits.depth {
             let Some((id, step)) = self.most_urgent(now) else { return };
             let Some(at) = self.next_missing(id, step) else { return };
-            if self.table.page(at).ram.is_some() && self.up_link.in_flight() >= UPS_AHEAD {
+            if self.table.page(at).ram.is_some()
+                && self.up_link.in_flight() >= self.limits.ups_ahead()
+            {
                 return;
             }
             let plan = &self.table.plans()[&id];
@@ -221,6 +219,8 @@ impl Engine {
             self.table.update(at, |page| {
                 page.prefetched = true;
                 page.prefetched_at = tick;
+                // Another plan may have wanted it sooner once, and come to nothing.
+                (page.plan, page.next_use) = (id, step);
             });
             self.start_fill(at, frame, Need::Prefetch, outbox);
         }
@@ -247,7 +247,7 @@ impl Engine {
     fn next_missing(&self, id: PlanId, step: u64) -> Option<PageRef> {
         self.table.plans()[&id].next_missing(step, |at| {
             let page = self.table.page(at);
-            page.vram.is_none() && page.motion == Motion::Still && page.pins == 0
+            !page.place().vram && page.motion == Motion::Still && page.pins == 0
         })
     }
 }

@@ -33,8 +33,8 @@ const NEAR: u64 = 4;
 /// Steps that are looked at for what to fetch.
 const LOOKAHEAD: u64 = 1024;
 /// A backlog counts as half as large again as it is: transfers and compute are not that regular.
-const MARGIN_NUMERATOR: u64 = 9;
-const MARGIN_DENOMINATOR: u64 = 8;
+const MARGIN_NUMERATOR: u64 = 3;
+const MARGIN_DENOMINATOR: u64 = 2;
 /// What a step takes before one was seen, microseconds.
 const PACE_US_AT_FIRST: u64 = 1000;
 
@@ -45,7 +45,7 @@ struct Segment {
     count: u32,
     /// Of `Plan::uses`.
     uses: Range<usize>,
-    /// Pages that have a VRAM frame.
+    /// Pages of which nothing is to be fetched.
     held: u32,
     /// Pages that have neither a VRAM frame nor a copy in RAM.
     below: u32,
@@ -71,7 +71,7 @@ struct Step {
 /// Where a page's copies are, as far as a plan counts them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
-    /// It has a VRAM frame, filled or being filled.
+    /// It has a VRAM frame, filled or being filled, or can't be fetched: there is nothing to do.
     pub vram: bool,
     /// It has a copy in RAM.
     pub ram: bool,
@@ -311,7 +311,8 @@ impl Plan {
         if self.missing == 0 {
             return Due::Nothing;
         }
-        let mut slack_ns = self.compute_left_us(now).saturating_mul(1000);
+        let left_ns = self.compute_left_us(now).saturating_mul(1000);
+        let mut slack_ns = left_ns;
         let (mut missing, mut below, mut pages) = (0_u64, 0_u64, 0_u64);
         let mut first = None;
         let mut earliest: Option<u64> = None;
@@ -331,7 +332,8 @@ impl Plan {
             }
             if missing > 0 {
                 let first = *first.get_or_insert(step);
-                let backlog = (missing * pace.up_ns).max(below * pace.read_ns);
+                let ups = missing.saturating_mul(pace.up_ns);
+                let backlog = ups.max(below.saturating_mul(pace.read_ns));
                 let backlog = backlog.saturating_mul(MARGIN_NUMERATOR) / MARGIN_DENOMINATOR;
                 let slack = if step == self.cursor { 0 } else { slack_ns };
                 if backlog >= slack {
@@ -344,8 +346,11 @@ impl Plan {
                 break;
             }
         }
-        earliest
-            .map_or(Due::Nothing, |left| Due::At(now.saturating_add(left / 1000).saturating_add(1)))
+        // Only what is left of this step goes by with time; the steps after it wait for the session to move on.
+        match earliest.filter(|early| *early <= left_ns) {
+            Some(early) => Due::At(now.saturating_add(early / 1000).saturating_add(1)),
+            None => Due::Nothing,
+        }
     }
 
     /// The first page of a step that `is_missing`.
