@@ -20,6 +20,7 @@ use crate::error::{Error, ProtocolError};
 use crate::lock;
 use crate::mapping::{MapStats, Mapping, Space, View};
 use crate::memory::{Claim, Held};
+use crate::plan::record;
 use crate::session::Session;
 
 /// How long a map waits for room when it isn't told: long enough for other mappings to end, short enough to notice
@@ -161,6 +162,7 @@ impl Client {
             access: self.access_of(ranges, access),
             wait_us: micros(wait),
         };
+        record(&self.session.recorders, &pages, request.access);
         let mut mapping = self.claim(ranges, access != Access::Read)?;
         if !pages.is_empty() {
             self.establish(&request, pages, &mut mapping)?;
@@ -227,7 +229,7 @@ impl Client {
     }
 
     /// The bytes around a range in its first and last page must survive: they make `Overwrite` a `Write`.
-    fn access_of(&self, ranges: &[(&Allocation, Range<u64>)], access: Access) -> Access {
+    pub(crate) fn access_of(&self, ranges: &[(&Allocation, Range<u64>)], access: Access) -> Access {
         let page_size = self.page_size();
         let whole = |(allocation, bytes): &(&Allocation, Range<u64>)| {
             bytes.start.is_multiple_of(page_size)

@@ -3,7 +3,8 @@
 //! A program [connects](Client::connect_default) to `lapisd`, [allocates](Client::allocate) memory or
 //! [opens](Client::open_path) part of a model file, and [maps](Client::map) ranges of it: while a [`Mapping`] lives,
 //! its bytes are in VRAM, at an address that never changes. What will be mapped next can be
-//! [prefetched](Client::prefetch), and how it will be used can be [advised](Client::advise). Everything blocks, and
+//! [prefetched](Client::prefetch), or [planned](Client::plan) once and for all, and how it will be used can be
+//! [advised](Client::advise). Everything blocks, and
 //! everything may be used from several threads at once.
 //!
 //! Where the daemon's device is a CUDA device, the bytes are in the GPU's memory: a mapping gives their
@@ -35,6 +36,7 @@ mod frames;
 mod mapping;
 mod memory;
 pub mod model;
+mod plan;
 mod session;
 #[cfg(test)]
 mod testing;
@@ -53,6 +55,7 @@ pub use cuda::driver::{CallFailed, DriverError};
 pub use cuda::error::CudaError;
 pub use error::{Error, ProtocolError};
 pub use mapping::{MapStats, Mapping};
+pub use plan::{PLANS_MAX, Plan, Recorded, Recording, Step};
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

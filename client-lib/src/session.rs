@@ -2,6 +2,7 @@
 
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use lapis_proto::frame::FrameReader;
@@ -15,6 +16,7 @@ use crate::events::Events;
 use crate::frames::FrameTable;
 use crate::lock;
 use crate::memory::Memory;
+use crate::plan::Recorders;
 
 /// What the event thread needs too.
 #[derive(Debug)]
@@ -30,6 +32,9 @@ pub(crate) struct Session {
     pub(crate) welcome: Welcome,
     /// Mappings that end when the GPU has come to some point.
     pub(crate) drains: Drains,
+    /// Numbers plans.
+    pub(crate) plans: AtomicU32,
+    pub(crate) recorders: Mutex<Recorders>,
     events: Events,
     /// The CUDA driver's library.
     libcuda: Option<PathBuf>,
@@ -55,6 +60,8 @@ impl Session {
             shared,
             welcome,
             drains: Drains::new(WAIT_MAX),
+            plans: AtomicU32::new(0),
+            recorders: Mutex::default(),
             events,
             libcuda,
             gpu: OnceLock::new(),

@@ -307,7 +307,7 @@ impl Run {
         let index = self.waiting.remove(&request).expect("each request is answered once");
         match reply {
             Reply::Allocated { allocation, .. } => {
-                self.clients[index].allocation = Some(allocation)
+                self.clients[index].allocation = Some(allocation);
             }
             Reply::Mapped(mapped) => {
                 let client = &mut self.clients[index];

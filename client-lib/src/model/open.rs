@@ -12,6 +12,7 @@ use crate::allocation::Allocation;
 use crate::client::{Client, open_direct};
 use crate::error::Error;
 use crate::mapping::{MapStats, Mapping};
+use crate::plan::{Plan, Step};
 
 use super::{FileIdentity, Layer, ModelError, ModelFiles, Part, Shard, Tensor, TensorSlice};
 
@@ -137,6 +138,43 @@ impl Model {
     /// [`Error::Model`] if the part is of another model; else as [`Client::prefetch`].
     pub fn prefetch_part(&self, part: &Part) -> Result<(), Error> {
         self.prefetch(&part.ranges)
+    }
+
+    /// Declares that this model's layers are going to be mapped in order, once or over and over; see
+    /// [`Client::plan`].
+    ///
+    /// # Errors
+    /// As [`Client::plan`].
+    pub fn plan(&self, cyclic: bool) -> Result<Plan, Error> {
+        self.plan_ranges(self.layers.iter().map(|layer| layer.ranges.as_slice()), cyclic)
+    }
+
+    /// The same for parts of layers, in the order given.
+    ///
+    /// # Errors
+    /// [`Error::Model`] if a part is of another model; else as [`Client::plan`].
+    pub fn plan_parts<'a>(
+        &self,
+        parts: impl IntoIterator<Item = &'a Part>,
+        cyclic: bool,
+    ) -> Result<Plan, Error> {
+        self.plan_ranges(parts.into_iter().map(|part| part.ranges.as_slice()), cyclic)
+    }
+
+    fn plan_ranges<'a>(
+        &self,
+        steps: impl Iterator<Item = &'a [(usize, Range<u64>)]>,
+        cyclic: bool,
+    ) -> Result<Plan, Error> {
+        let step = |ranges: &[(usize, Range<u64>)]| -> Result<Step<'_>, Error> {
+            let one = |(shard, range): &(usize, Range<u64>)| {
+                let (allocation, bytes) = self.in_allocation(*shard, range)?;
+                Ok((allocation, bytes, crate::Access::Read))
+            };
+            ranges.iter().map(one).collect()
+        };
+        let steps = steps.map(step).collect::<Result<Vec<_>, Error>>()?;
+        self.client.plan(&steps, cyclic)
     }
 
     fn prefetch(&self, ranges: &[(usize, Range<u64>)]) -> Result<(), Error> {

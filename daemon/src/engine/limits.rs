@@ -74,10 +74,10 @@ impl Limits {
     }
 
     /// Copies to VRAM under way beyond which a plan starts no other: each takes up a frame, and a map that comes waits
-    /// for them. Two keep a link busy.
+    /// for them. Three keep a link busy, one of them while the daemon looks elsewhere.
     #[must_use]
     pub fn ups_ahead(&self) -> u32 {
-        (self.vram_frames / 1024).clamp(2, 8)
+        (self.vram_frames / 1024).clamp(3, 8)
     }
 
     /// RAM frames that only a page leaving VRAM may take.

@@ -105,7 +105,7 @@ pub struct Engine {
     /// Fills under way for prefetches.
     prefetches_moving: u32,
     /// Names plans.
-    last_plan: u64,
+    last_plan: u32,
     /// When a planned fetch is due next, microseconds.
     planned_at: Option<u64>,
     /// From files and the spill to RAM, and from RAM to VRAM.

@@ -78,12 +78,18 @@ impl Engine {
             })?;
             Some(plan)
         };
+        let id = self.last_plan.checked_add(1).ok_or_else(|| {
+            let message =
+                "the daemon has seen too many plans: it names no more before it is restarted";
+            refusal::plain(Code::TooMany, message)
+        })?;
         if let Some(old) = old {
             self.end_plan(old);
         }
         if let Some(mut plan) = new {
             plan.weight = u64::from(self.priority_of(session)) + 1;
-            self.start_plan(plan);
+            self.last_plan = id;
+            self.start_plan(PlanId(id), plan);
         }
         Ok(Reply::Done)
     }
@@ -118,9 +124,7 @@ impl Engine {
         self.table.plans().iter().filter(own).map(|(id, plan)| (*id, plan))
     }
 
-    fn start_plan(&mut self, plan: Plan) {
-        self.last_plan += 1;
-        let id = PlanId(self.last_plan);
+    fn start_plan(&mut self, id: PlanId, plan: Plan) {
         let pages: Vec<_> = plan.pages().collect();
         self.table.add_plan(id, plan);
         pages.into_iter().for_each(|at| self.place_by_plans(at));

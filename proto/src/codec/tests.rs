@@ -201,6 +201,17 @@ proptest! {
     }
 
     #[test]
+    fn plans_round_trip(
+        plan in any::<u32>(), cyclic in any::<bool>(), steps in vec(page_ranges(), 0..6),
+        access in prop_oneof![Just(Access::Read), Just(Access::Write), Just(Access::Overwrite)],
+    ) {
+        let uses = |ranges: Vec<PageRange>| PlanStep {
+            uses: ranges.into_iter().map(|range| PlanUse { range, access }).collect(),
+        };
+        check(&SetPlan { plan, cyclic, steps: steps.into_iter().map(uses).collect() });
+    }
+
+    #[test]
     fn administration_round_trips(
         (size, wait_us) in (any::<u64>(), any::<u64>()), quota in quotas(), uses in quota_uses(),
         tier in prop_oneof![Just(Tier::Vram), Just(Tier::Ram), Just(Tier::Nvme)],
@@ -248,6 +259,7 @@ proptest! {
         attempt::<Prefetch>(&body);
         attempt::<Advise>(&body);
         attempt::<SetTier>(&body);
+        attempt::<SetPlan>(&body);
         attempt::<SetQuota>(&body);
         attempt::<Quotas>(&body);
     }
@@ -379,6 +391,14 @@ fn bytes_of_every_message_are_frozen() {
         frame(&Allocated { allocation: id, pages: 3 }),
         header("4100", "0c000000", "0000"),
         "020100000000000003000000",
+    );
+    let range = PageRange { allocation: AllocationId(1), first: 2, count: 3 };
+    let used = PlanUse { range, access: Access::Overwrite };
+    golden(
+        frame(&SetPlan { plan: 9, cyclic: true, steps: vec![PlanStep { uses: vec![used] }] }),
+        header("1f00", "29000000", "0000"),
+        "09000000010100000000000000010000000000000001000000000000000200000003000000\
+         02000000",
     );
     golden(frame(&Done {}), header("4200", "00000000", "0000"), "");
     golden(

@@ -30,8 +30,8 @@ use schedule::Schedule;
 
 /// Streams a model through the tiers, layer by layer
 ///
-/// Each pass walks through the layers in order: map this one, prefetch the next ones, check every tensor where it
-/// lies in VRAM against a plain read of the file, unmap. The plain reads go around the page cache, and their time is
+/// The passes are declared as a plan, by which the daemon fetches and evicts. Each pass walks through the layers in
+/// order: map this one, check every tensor where it lies in VRAM against a plain read of the file, unmap. The plain reads go around the page cache, and their time is
 /// shown as `verifying`, never as `stalled`.
 ///
 /// Without MODEL a 512 MiB model is made once, in $LAPIS_CACHE or ~/.cache/lapis. Without a daemon, one is started
@@ -50,9 +50,9 @@ pub(crate) struct Stream {
     /// Passes through the model; with --compute-ms the timed ones
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     passes: u32,
-    /// Layers to prefetch ahead; 0 turns prefetching off
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(0..=1024))]
-    prefetch: u32,
+    /// Prefetch so many layers ahead instead of declaring the passes as a plan; 0: neither
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1024))]
+    prefetch: Option<u32>,
     /// Simulated compute of each layer, in milliseconds
     #[arg(long, value_name = "MS", value_parser = milliseconds)]
     compute_ms: Option<Duration>,
@@ -115,6 +115,10 @@ impl Stream {
         let kinds = self.kinds();
         progress.start(schedule.bytes() * kinds.len() as u64);
         let before = client.stats()?;
+        let plan = match self.prefetch {
+            None => Some(model.plan_parts(schedule.steps.iter().map(|step| &step.part), true)?),
+            Some(_) => None,
+        };
         let mut runner = Runner::new(client, &model, &schedule, self, kinds.len());
         let mut passes = Vec::new();
         for kind in &kinds {
@@ -123,6 +127,7 @@ impl Stream {
             passes.push(runner.pass(*kind, progress)?);
         }
         let after = client.stats()?;
+        drop(plan);
         let (verified, mismatches) = runner.finish();
         let compute = self.compute_ms.map(|layer| {
             let layers = u32::try_from(schedule.layers).unwrap_or(u32::MAX);
@@ -224,7 +229,7 @@ mod tests {
     #[test]
     fn the_defaults_are_as_documented() {
         let stream = parse(&[]).unwrap();
-        assert_eq!((stream.model, stream.passes, stream.prefetch), (None, 2, 2));
+        assert_eq!((stream.model, stream.passes, stream.prefetch), (None, 2, None));
         assert_eq!(
             (stream.output, stream.no_verify, stream.compute_ms),
             (Format::Table, false, None)

@@ -15,7 +15,7 @@ use crate::engine::ids::{BackingId, PageRef, SessionId};
 
 /// Names a plan in force; never reused. 0 stands for no plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct PlanId(pub u64);
+pub struct PlanId(pub u32);
 
 /// Pages that no plan speaks for.
 pub const NO_PLAN: PlanId = PlanId(0);
@@ -275,7 +275,7 @@ impl Plan {
         *known = Some(known.map_or(compute, |old| {
             // A pause is no step.
             let compute = compute.min(4 * old.max(PACE_US_AT_FIRST));
-            (3 * old + compute) / 4
+            (old + compute) / 2
         }));
         let spacing = (spacing_us / steps.max(1)).min(16 * self.pace_us.max(PACE_US_AT_FIRST));
         self.pace_us = (7 * self.pace_us + spacing) / 8;

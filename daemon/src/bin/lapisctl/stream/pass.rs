@@ -50,7 +50,7 @@ impl<'a> Runner<'a> {
             schedule,
             verifier: Verifier::new(model.files(), schedule),
             copied: Vec::new(),
-            lookahead: Lookahead::new(options.prefetch as usize, passes),
+            lookahead: Lookahead::new(options.prefetch.unwrap_or(0) as usize, passes),
             compute: options.compute_ms.unwrap_or_default(),
             passes: 0,
         }
