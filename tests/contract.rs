@@ -333,7 +333,9 @@ fn a_tier_is_set_within_its_bounds_and_never_below_what_it_holds() {
     assert_eq!((refused.asked, refused.limit), (27, 26));
     let quota = Quota { vram_reserved: 8 * PAGE, ..Quota::none(QuotaSubject::Uid(7)) };
     let _: Done = bench.peer.call(&SetQuota { quota }).unwrap();
-    bench.refuses(&set(Tier::Vram, 8, LONG_US), Code::OverCapacity);
+    let refused = bench.refuses(&set(Tier::Vram, 8, LONG_US), Code::OverCapacity);
+    assert_eq!((refused.asked, refused.limit), (8, 7), "a frame moves pages");
+    assert!(refused.message.starts_with("8 pages of VRAM would be reserved"), "{refused:?}");
     let quota = Quota::none(QuotaSubject::Uid(7));
     let _: Done = bench.peer.call(&SetQuota { quota }).unwrap();
     // A mapping is in the way: the tier has not its size in time, and goes on shrinking.
@@ -358,6 +360,11 @@ fn quotas_reserve_what_there_is_for_whom_there_is_and_are_bounded_in_number() {
     let _: Done = bench.peer.call(&reserve(QuotaSubject::Uid(1), 10)).unwrap();
     let refused = bench.refuses(&reserve(QuotaSubject::Gid(1), 6), Code::OverCapacity);
     assert_eq!((refused.asked, refused.limit), (16, 15));
+    assert!(refused.message.starts_with("16 pages of VRAM would be reserved"), "{refused:?}");
+    let memory = bench.allocate(6);
+    let refused = bench.map(vec![range(memory, 0, 6)], Access::Read).unwrap_err();
+    assert_eq!((refused.code, refused.asked, refused.limit), (Code::OverCapacity, 6, 5));
+    assert!(refused.message.contains("not reserved for others"), "{refused:?}");
     for uid in 2..=u32::try_from(QUOTAS_MAX).unwrap() {
         let _: Done = bench.peer.call(&reserve(QuotaSubject::Uid(uid), 0).with_priority()).unwrap();
     }

@@ -117,6 +117,19 @@ fn vram_shrinks_and_grows_under_io() {
 }
 
 #[test]
+fn there_is_no_ram_tier_to_set() {
+    let daemon = start("auto");
+    let client = daemon.connect();
+    let error = client.set_tier(Tier::Ram, 16 * MIB, WAIT).expect_err("there is none");
+    if !nix::unistd::geteuid().is_root() {
+        assert_eq!(error.code(), Some(Code::NotPermitted));
+        return;
+    }
+    assert_eq!(error.code(), Some(Code::BadRequest), "{error}");
+    assert!(error.to_string().contains("there is no RAM tier; set vram"), "{error}");
+}
+
+#[test]
 fn a_model_streams() {
     let daemon = start("auto");
     let directory = scratch();

@@ -214,7 +214,8 @@ fn hint_for(source: &io::Error) -> &'static str {
             "nothing listens there any more: start lapisd, or set LAPIS_SOCKET to its socket"
         }
         io::ErrorKind::PermissionDenied => {
-            "this user may not use the socket: join the group that owns it (lapis), then log in again"
+            "this user may not use the socket: join the group that owns it (see `ls -l`) and log in again, or have \
+             the daemon's socket_mode let others in"
         }
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
             "the daemon didn't answer in time: see its log, or wait longer"
@@ -247,6 +248,13 @@ mod tests {
         let timeout = Duration::from_secs(5);
         let options = ConnectOptions { socket: Some(path.into()), timeout, ..Default::default() };
         options.connect().expect_err("no daemon there")
+    }
+
+    #[test]
+    fn who_may_not_use_the_socket_is_told_how_the_daemon_lets_him_in() {
+        let hint = hint_for(&io::ErrorKind::PermissionDenied.into());
+        assert!(hint.contains("the group that owns it (see `ls -l`)"), "{hint}");
+        assert!(hint.contains("socket_mode"), "{hint}");
     }
 
     #[test]

@@ -6,6 +6,11 @@
 //! [prefetched](Client::prefetch), and how it will be used can be [advised](Client::advise). Everything blocks, and
 //! everything may be used from several threads at once.
 //!
+//! Where the daemon's device is a CUDA device, the bytes are in the GPU's memory: a mapping gives their
+//! [device address](Mapping::device_ptr) for kernels and [copies](Mapping::copy_to_host) them for the CPU, and can end
+//! [after a stream](Mapping::unmap_after) instead of waiting for the GPU. NVIDIA's driver is found at run time, when the
+//! first allocation is made.
+//!
 //! ```no_run
 //! let client = lapis::Client::connect_default()?;
 //! let memory = client.allocate(64 << 20)?;

@@ -267,7 +267,8 @@ impl Config {
     #[must_use]
     pub fn warning(&self) -> Option<ConfigWarning> {
         let (vram, ram) = (self.vram_size()?, self.ram);
-        (ram < vram).then_some(ConfigWarning::RamSmall { vram, ram })
+        // A unified device has no RAM tier to be small.
+        (!self.unified && ram < vram).then_some(ConfigWarning::RamSmall { vram, ram })
     }
 
     fn validate_page_size(&self) -> Result<(), ConfigError> {
@@ -317,10 +318,18 @@ impl Config {
         }
         // The bounds above keep these sums far from overflow.
         let (vram, ram, slots) = (self.vram_frames(), self.ram_frames(), self.spill_slots());
+        if vram > ram + slots && self.unified {
+            let nvme_min = Size::from_bytes(u64::from(vram) * page_size);
+            return Err(ConfigError::UnifiedNvmeSmall {
+                vram: self.vram_size().unwrap_or_default(),
+                nvme,
+                nvme_min,
+            });
+        }
         if vram > ram + slots {
             return Err(ConfigError::NowhereToEvict {
                 vram: self.vram_size().unwrap_or_default(),
-                ram: if self.unified { Size::default() } else { self.ram },
+                ram: self.ram,
                 nvme,
                 ram_min: Size::from_bytes(u64::from(vram - slots) * ram_frame_size),
                 nvme_min: Size::from_bytes(u64::from(vram.saturating_sub(ram)) * page_size),

@@ -137,10 +137,14 @@ fn make_default_directories(config: &Config, host: &Host) -> anyhow::Result<()> 
 
 /// What the daemon is going to be, for the log.
 fn announce(config: &Config) {
+    let nvme = match config.nvme.or(config.vram_size()) {
+        Some(_) => config.nvme_size().to_string(),
+        None => "what vram needs beyond ram".to_owned(),
+    };
     tracing::info!(
         vram = %config.vram,
         ram = %config.ram,
-        nvme = %config.nvme_size(),
+        nvme = %nvme,
         page_size = %Size::from_bytes(config.page_size),
         socket = %config.socket.display(),
         spill_dir = %config.spill_dir.display(),

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::io::ErrorKind;
 use std::path::PathBuf;
 
 use super::quota::Subject;
@@ -43,6 +44,16 @@ pub enum ConfigError {
         key: String,
         /// The setting that was probably meant.
         nearest: Option<String>,
+    },
+    /// A setting behind a `[[quota]]`, to which it then belongs.
+    #[error("{}:{line}: `{key}` is in a [[quota]], but is a setting of the daemon", path.display())]
+    SettingInQuota {
+        /// Which file.
+        path: PathBuf,
+        /// Line, from 1 on.
+        line: usize,
+        /// The setting.
+        key: String,
     },
     /// A setting has no default on this host.
     #[error("there is no default for {key}: {why}")]
@@ -145,6 +156,19 @@ pub enum ConfigError {
         /// What the spill must be at least, if RAM stays.
         nvme_min: Size,
     },
+    /// VRAM of a unified device does not fit into the spill, the only tier below it.
+    #[error(
+        "vram ({vram}) is larger than nvme ({nvme}), and a unified device has no RAM tier: \
+         evicted pages would have nowhere to go"
+    )]
+    UnifiedNvmeSmall {
+        /// VRAM tier.
+        vram: Size,
+        /// Spill.
+        nvme: Size,
+        /// What the spill must be at least.
+        nvme_min: Size,
+    },
     /// A number is too small or too large.
     #[error("{key} is {}, outside of {} to {}", number(key, *value), number(key, *min), number(key, *max))]
     OutOfBounds {
@@ -228,6 +252,9 @@ impl ConfigError {
     #[must_use]
     pub fn fix(&self) -> Cow<'static, str> {
         match self {
+            ConfigError::Read { source, .. } if source.kind() == ErrorKind::InvalidData => {
+                "give --config a TOML file, which is text in UTF-8".into()
+            }
             ConfigError::Read { .. } => "give --config a file that this user can read".into(),
             ConfigError::File { .. } => {
                 "correct that line; `lapisd --check` without --config prints a valid file".into()
@@ -237,6 +264,9 @@ impl ConfigError {
             }
             ConfigError::UnknownKey { nearest: None, .. } => {
                 "remove it; `lapisd --help` lists all settings".into()
+            }
+            ConfigError::SettingInQuota { .. } => {
+                "move it before the first [[quota]]: what is behind one belongs to it".into()
             }
             ConfigError::NoDefault { key, .. } => {
                 format!("give --{}", key.replace('_', "-")).into()
@@ -262,6 +292,9 @@ impl ConfigError {
             }
             ConfigError::NowhereToEvict { ram_min, nvme_min, .. } => {
                 format!("raise ram to at least {ram_min}, or nvme to at least {nvme_min}").into()
+            }
+            ConfigError::UnifiedNvmeSmall { nvme_min, .. } => {
+                format!("raise nvme to at least {nvme_min}, or leave it out").into()
             }
             ConfigError::OutOfBounds { key, min, max, .. } => {
                 format!("set {key} to {} to {}", number(key, *min), number(key, *max)).into()

@@ -130,6 +130,10 @@ pub struct QuotaSettings {
 }
 
 impl QuotaSettings {
+    /// Those that a setting of the daemon may share its name with.
+    pub(super) const KEYS: [&str; 5] =
+        ["subject", "vram", "vram_reserved", "anonymous", "priority"];
+
     /// With the numbers of this host and the sizes of these tiers.
     pub(super) fn resolve(&self, host: &Host, config: &Config) -> Result<Quota, ConfigError> {
         let vram = match config.vram {

@@ -99,6 +99,16 @@ pub struct Settings {
     pub quota: Option<Vec<QuotaSettings>>,
 }
 
+/// The keys of all `[[quota]]`, each with its place.
+fn quota_keys<'a>(
+    document: &'a toml::de::DeTable<'_>,
+) -> impl Iterator<Item = (&'a str, Range<usize>)> {
+    let quotas = document.get("quota").and_then(|quotas| quotas.get_ref().as_array());
+    let tables = quotas.into_iter().flat_map(|quotas| quotas.iter());
+    let keys = tables.filter_map(|table| table.get_ref().as_table()).flat_map(|table| table.keys());
+    keys.map(|key| (key.get_ref().as_ref(), key.span()))
+}
+
 impl Settings {
     /// Reads a file.
     ///
@@ -137,6 +147,16 @@ impl Settings {
                     nearest: Settings::nearest_key(name),
                 });
             }
+        }
+        let misplaced = |(name, _): &(&str, _)| {
+            known.iter().any(|known| known == name) && !QuotaSettings::KEYS.contains(name)
+        };
+        if let Some((key, span)) = quota_keys(document.get_ref()).find(misplaced) {
+            return Err(ConfigError::SettingInQuota {
+                path: path.to_owned(),
+                line: line(Some(span)),
+                key: key.to_owned(),
+            });
         }
         toml::from_str(text).map_err(|source| {
             let at = source.span().map_or(0, |span| span.start);

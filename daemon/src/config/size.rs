@@ -94,6 +94,12 @@ pub enum SizeError {
         /// As given.
         text: String,
     },
+    /// A rate of nothing.
+    #[error("at a rate of `{text}` nothing would ever arrive; write one such as 25GB/s")]
+    RateZero {
+        /// As given.
+        text: String,
+    },
 }
 
 impl FromStr for Size {
@@ -223,7 +229,10 @@ impl FromStr for Rate {
 
     fn from_str(text: &str) -> Result<Rate, SizeError> {
         let text = text.trim();
-        text.strip_suffix("/s").unwrap_or(text).parse().map(|Size(bytes)| Rate(bytes))
+        match text.strip_suffix("/s").unwrap_or(text).parse()? {
+            Size(0) => Err(SizeError::RateZero { text: text.to_owned() }),
+            Size(bytes) => Ok(Rate(bytes)),
+        }
     }
 }
 
@@ -345,5 +354,12 @@ mod tests {
         assert_eq!("25GB/s".parse::<Rate>().map(Rate::bytes_per_s), Ok(25_000_000_000));
         assert_eq!("25GB".parse::<Rate>().map(Rate::bytes_per_s), Ok(25_000_000_000));
         assert_eq!(Rate::from_bytes_per_s(25_000_000_000).to_string(), "25GB/s");
+    }
+
+    #[test]
+    fn a_rate_of_nothing_is_refused() {
+        for bad in ["0", "0B/s", "0.1B/s"] {
+            assert!(matches!(bad.parse::<Rate>(), Err(SizeError::RateZero { .. })), "{bad}");
+        }
     }
 }

@@ -386,6 +386,27 @@ fn bad_quotas_are_refused() {
 }
 
 #[test]
+fn a_setting_behind_a_quota_is_told_where_it_belongs() {
+    let text = "[[quota]]\nsubject = \"user:1\"\nvram = \"1GiB\"\n\nsocket = \"/s\"\n";
+    let error = parse(text).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "/etc/lapis/lapisd.toml:5: `socket` is in a [[quota]], but is a setting of the daemon"
+    );
+    assert_eq!(error.fix(), "move it before the first [[quota]]: what is behind one belongs to it");
+}
+
+#[test]
+fn a_file_that_is_no_text_is_not_taken_for_one_that_is_out_of_reach() {
+    let error =
+        |kind: std::io::ErrorKind| ConfigError::Read { path: "/c".into(), source: kind.into() };
+    let fix = |kind| error(kind).fix().into_owned();
+    use std::io::ErrorKind::{InvalidData, PermissionDenied};
+    assert_eq!(fix(InvalidData), "give --config a TOML file, which is text in UTF-8");
+    assert_eq!(fix(PermissionDenied), "give --config a file that this user can read");
+}
+
+#[test]
 fn a_unified_device_has_no_ram_tier() {
     let config = parse("unified = true\nvram = \"1GiB\"").unwrap().resolve(&host()).unwrap();
     config.validate().unwrap();
@@ -395,4 +416,18 @@ fn a_unified_device_has_no_ram_tier() {
     assert_eq!(again.resolve(&host()).unwrap().ram_frames(), 0);
     let error = parse("unified = true\nram = \"1GiB\"").unwrap().resolve(&host()).unwrap_err();
     assert_eq!(error.fix(), "remove ram, and give vram its size");
+}
+
+#[test]
+fn nobody_is_told_to_change_the_ram_tier_of_a_unified_device() {
+    let unified = Config { unified: true, vram: Amount::Fixed(Size::gib(2)), ..config() };
+    unified.validate().unwrap();
+    assert_eq!(unified.warning(), None);
+    let (message, fix) = refusal(&Config { nvme: Some(Size::gib(1)), ..unified });
+    assert_eq!(
+        message,
+        "vram (2GiB) is larger than nvme (1GiB), and a unified device has no RAM tier: \
+         evicted pages would have nowhere to go"
+    );
+    assert_eq!(fix, "raise nvme to at least 2GiB, or leave it out");
 }

@@ -167,7 +167,9 @@ impl Engine {
         let reserved = self.reserved_for_others(spans, false);
         if asked + reserved > cap {
             let limit = u32::try_from(cap.saturating_sub(reserved)).unwrap_or(u32::MAX);
-            return Err(refusal::over_capacity(asked, limit));
+            let refuse =
+                if asked > cap { refusal::over_capacity } else { refusal::over_unreserved };
+            return Err(refuse(asked, limit));
         }
         Ok(())
     }
@@ -335,7 +337,7 @@ impl Engine {
         let asked = self.pages(quota.vram_reserved).saturating_add(reserved);
         let cap = self.mapped_pages_max();
         if asked > u64::from(cap) {
-            return Err(refusal::over_capacity(asked, cap));
+            return Err(refusal::over_reserved(asked, cap));
         }
         if quota.is_none() {
             self.quotas.remove(&quota.subject);

@@ -44,6 +44,22 @@ pub(super) fn over_capacity(asked: u64, limit: u32) -> Refused {
     Refused { asked, limit: u64::from(limit), ..plain(Code::OverCapacity, &message) }
 }
 
+pub(super) fn over_unreserved(asked: u64, limit: u32) -> Refused {
+    let message = format!(
+        "{asked} pages can never be mapped at once: at most {limit} pages of VRAM are not reserved for others; map in \
+         parts, or have an administrator lower their reserves"
+    );
+    Refused { asked, limit: u64::from(limit), ..plain(Code::OverCapacity, &message) }
+}
+
+pub(super) fn over_reserved(asked: u64, limit: u32) -> Refused {
+    let message = format!(
+        "{asked} pages of VRAM would be reserved by quotas, but at most {limit} could be mapped: reserve less, or \
+         give VRAM more"
+    );
+    Refused { asked, limit: u64::from(limit), ..plain(Code::OverCapacity, &message) }
+}
+
 pub(super) fn out_of_memory(asked: u64, in_use: u64, limit: u64, page_size: u64) -> Refused {
     let message = format!(
         "an anonymous allocation of {asked} pages does not fit: RAM and spill hold {limit} pages of \

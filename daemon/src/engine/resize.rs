@@ -106,6 +106,10 @@ impl Engine {
             Tier::Ram => (2 * self.limits.ram_reserve() + 2, self.limits.ram_frames),
             Tier::Nvme => (0, self.limits.spill_slots),
         };
+        if set.tier == Tier::Ram && most == 0 {
+            let message = "the device shares the host's memory: there is no RAM tier; set vram";
+            return Err(refusal::plain(Code::BadRequest, message));
+        }
         let pages = set.size / self.limits.page_size;
         let target = match u32::try_from(pages) {
             Ok(pages) if (least..=most).contains(&pages) => pages,
@@ -114,9 +118,9 @@ impl Engine {
         let old = (self.sizes.ram_target, self.sizes.slots_target);
         match set.tier {
             Tier::Vram => {
-                let reserved = self.reserved_pages();
-                if reserved > u64::from(Limits::mapped_pages_of(target)) {
-                    return Err(refusal::over_capacity(reserved, target));
+                let (reserved, mappable) = (self.reserved_pages(), Limits::mapped_pages_of(target));
+                if reserved > u64::from(mappable) {
+                    return Err(refusal::over_reserved(reserved, mappable));
                 }
                 self.sizes.vram_target = target;
             }
@@ -309,8 +313,8 @@ impl Engine {
     }
 
     pub(super) fn expire_resize(&mut self, id: PendingId, outbox: &mut Outbox) {
-        let message =
-            "the tier has not its size yet: mappings hold it; it goes on by itself as they end";
+        let message = "the tier has not its size yet: mappings hold it, or clients that do not give frames back; it goes on by \
+             itself as they do";
         let refused = refusal::plain(Code::TimedOut, message);
         self.end_resize(id, Reply::Refused(Box::new(refused)), outbox);
     }

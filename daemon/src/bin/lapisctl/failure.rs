@@ -201,9 +201,11 @@ fn client_exit(error: &lapis::Error) -> Exit {
         lapis::Error::TooLarge { .. } => Exit::OutOfCapacity,
         lapis::Error::Refused(refused) => match refused.code {
             Code::NotPermitted => Exit::Denied,
-            Code::OverCapacity | Code::OutOfMemory | Code::TooMany | Code::TimedOut => {
-                Exit::OutOfCapacity
-            }
+            Code::OverCapacity
+            | Code::OverQuota
+            | Code::OutOfMemory
+            | Code::TooMany
+            | Code::TimedOut => Exit::OutOfCapacity,
             Code::ShuttingDown | Code::DeviceLost => Exit::Unreachable,
             _ => Exit::Failure,
         },
@@ -211,10 +213,14 @@ fn client_exit(error: &lapis::Error) -> Exit {
     }
 }
 
+fn is_over_quota(error: &lapis::Error) -> bool {
+    matches!(error, lapis::Error::Refused(refused) if refused.code == Code::OverQuota)
+}
+
 fn client_next(error: &lapis::Error) -> Option<Cow<'static, str>> {
     Some(match client_exit(error) {
         Exit::Unreachable => {
-            "start lapisd, or let this command start one of its own: `lapisctl stream --embedded`".into()
+            "start lapisd; `lapisctl stream --embedded` alone needs none, and starts one of its own".into()
         }
         Exit::Denied if matches!(error, lapis::Error::Connect { .. }) => {
             "or use a daemon of your own: `lapisctl stream --embedded`".into()
@@ -222,9 +228,12 @@ fn client_next(error: &lapis::Error) -> Option<Cow<'static, str>> {
         Exit::Denied if matches!(error, lapis::Error::Refused(_)) => {
             "run it as root, or as a member of the daemon's admin_group".into()
         }
+        Exit::OutOfCapacity if is_over_quota(error) => {
+            "see whose limits are met with `lapisctl quota show`".into()
+        }
         Exit::OutOfCapacity => {
-            "see what uses the tiers with `lapisctl status`; or give an embedded daemon larger ones: \
-             --embedded --vram 1GiB --ram 2GiB"
+            "see what uses the tiers with `lapisctl status`; an embedded daemon can have larger ones: \
+             `lapisctl stream --embedded --vram 1GiB --ram 2GiB`"
                 .into()
         }
         Exit::Failure | Exit::Usage | Exit::Denied | Exit::NotFound => return None,
@@ -260,6 +269,7 @@ mod tests {
             (refused(Code::NotPermitted), 4),
             (refused(Code::OverCapacity), 6),
             (refused(Code::OutOfMemory), 6),
+            (refused(Code::OverQuota), 6),
             (refused(Code::FileChanged), 1),
             (model(io::ErrorKind::NotFound), 5),
             (model(io::ErrorKind::PermissionDenied), 4),
@@ -284,6 +294,23 @@ mod tests {
             "can't connect to /run/lapis/lapis.sock: entity not found; start lapisd"
         );
         assert_eq!(model(io::ErrorKind::NotFound).chain(), "/m: cannot open it: entity not found");
+    }
+
+    #[test]
+    fn who_meets_a_quota_is_led_to_the_quotas() {
+        let next = refused(Code::OverQuota).next().unwrap();
+        assert_eq!(next, "see whose limits are met with `lapisctl quota show`");
+        let next = refused(Code::OverCapacity).next().unwrap();
+        assert!(next.contains("`lapisctl status`"), "{next}");
+    }
+
+    #[test]
+    fn no_command_but_stream_is_said_to_start_a_daemon() {
+        let unreachable = connect(io::ErrorKind::NotFound).next().unwrap();
+        assert!(unreachable.contains("`lapisctl stream --embedded`"), "{unreachable}");
+        assert!(!unreachable.contains("this command"), "{unreachable}");
+        let full = refused(Code::OverCapacity).next().unwrap();
+        assert!(full.contains("`lapisctl stream --embedded --vram"), "{full}");
     }
 
     #[test]

@@ -124,8 +124,8 @@ impl Lane {
     /// takes for ever.
     pub(super) fn poll(&mut self, outcomes: &mut Vec<DeviceDone>) {
         for outcome in self.done.try_iter() {
-            self.in_flight -= 1;
             outcomes.push(outcome.unwrap_or_else(|panic| resume_unwind(panic)));
+            self.in_flight -= 1;
         }
     }
 }

@@ -41,6 +41,11 @@ impl Pinned {
         }
         Ok(pinned)
     }
+
+    /// What is pinned.
+    pub(super) fn pool(&self) -> &RamPool {
+        &self.pool
+    }
 }
 
 impl Drop for Pinned {

@@ -1,6 +1,9 @@
 //! The device on the fake driver. A process has one driver, and its settings are the environment's, so each test runs
 //! in a process of its own.
-#![expect(unsafe_code, reason = "imports and maps exported frames as a client does")]
+#![expect(
+    unsafe_code,
+    reason = "imports and maps exported frames as a client does; limits a process's time"
+)]
 
 mod alone;
 mod bench;

@@ -16,13 +16,13 @@ use crate::device::DeviceFault;
 pub(super) struct Tier {
     // Dropped in this order; the first two need the driver.
     vram: Vram,
-    _pinned: Pinned,
+    pinned: Pinned,
     gpu: Arc<Gpu>,
 }
 
 impl Tier {
     pub(super) fn new(vram: Vram, pinned: Pinned, gpu: Arc<Gpu>) -> Self {
-        Self { vram, _pinned: pinned, gpu }
+        Self { vram, pinned, gpu }
     }
 
     pub(super) fn gpu(&self) -> &Arc<Gpu> {
@@ -52,11 +52,10 @@ impl Tier {
                 }
             }
             Work::Down { source, target } => {
-                let page = &target.bytes()[..bytes];
-                // The claim is exclusive; no reference lives while the copy runs.
-                let page = page.as_ptr().cast_mut();
-                // SAFETY: as above: the work holds the only claim on the RAM frame until the copy has ended. The
-                // memory is a private mapping, writable, and is not reached by a reference meanwhile.
+                let page = self.pinned.pool().frame_ptr(target.frame()).as_ptr();
+                // SAFETY: the RAM frame is longer than a page, writable, and reached by no reference while the copy
+                // runs: the work holds the only claim on it, and is dropped when the copy has ended. The source is a
+                // whole frame of ours.
                 unsafe { driver.copy_down(page.cast(), self.vram.place(*source), bytes, stream) }
             }
             Work::Zero { target } => {

@@ -7,6 +7,8 @@ use lapis_fake_cuda::harness::FakeCuda;
 
 /// In the child: which test it is.
 const TEST: &str = "CUDA_TEST";
+/// Longest that a test may take. Most take less than a second; on a machine that is busy with much else, many.
+const SECONDS_MAX: u32 = 120;
 /// In the child: where the machine is.
 const DIRECTORY: &str = "CUDA_TEST_DIRECTORY";
 
@@ -15,6 +17,8 @@ const DIRECTORY: &str = "CUDA_TEST_DIRECTORY";
 pub(super) fn alone(test: &str, settings: &[(&str, &str)], body: impl FnOnce()) {
     if let Ok(current) = std::env::var(TEST) {
         if current == test {
+            // SAFETY: takes no pointers. A test that hangs ends by a signal.
+            unsafe { libc::alarm(SECONDS_MAX) };
             body();
             std::fs::write(directory().join("reached"), "").unwrap();
         }

@@ -15,7 +15,7 @@ const FORBIDDEN: [&str; 8] = [
 ];
 
 /// Lines that may have one of them, or an index, and why.
-const ARGUED: [(&str, &str); 4] = [
+const ARGUED: [(&str, &str); 3] = [
     (
         "pool.claim_read(source).expect(OWNED)",
         "not of the driver: two owners of a frame are a bug of the engine",
@@ -25,7 +25,6 @@ const ARGUED: [(&str, &str); 4] = [
         "&source.bytes()[*shift..][..bytes]",
         "not of the driver: a RAM frame has room for a page at any shift",
     ),
-    ("&target.bytes()[..bytes]", "as above"),
 ];
 
 /// Whether a line of code takes an element or a part of something by brackets.
