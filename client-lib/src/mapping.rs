@@ -14,6 +14,7 @@
 
 mod area;
 mod space;
+mod view;
 
 use std::ffi::c_void;
 use std::ops::Range;
@@ -25,8 +26,8 @@ use lapis_proto::message::{Done, Revoked, Unmap};
 
 pub(crate) use area::Base;
 pub(crate) use space::Space;
+pub(crate) use view::View;
 
-use crate::allocation::Owned;
 use crate::cuda::gpu::Gpu;
 use crate::error::Error;
 use crate::memory::{Claim, Held};
@@ -63,24 +64,6 @@ pub struct Mapping {
     /// Whether its addresses were handed out, so that a GPU may be at work on them.
     pub(crate) in_use: bool,
     pub(crate) stats: MapStats,
-}
-
-/// One range of bytes.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct View {
-    start: Base,
-    length: usize,
-}
-
-impl View {
-    /// `bytes` of an allocation, which must have them.
-    pub(crate) fn new(allocation: &Owned, bytes: &Range<u64>) -> View {
-        debug_assert!(bytes.start <= bytes.end && bytes.end <= allocation.size);
-        // What is reserved fits in the address space, and so does any part of it.
-        let offset = usize::try_from(allocation.shift + bytes.start).unwrap_or(0);
-        let length = usize::try_from(bytes.end - bytes.start).unwrap_or(0);
-        View { start: allocation.base.offset(offset), length }
-    }
 }
 
 impl Mapping {
@@ -177,8 +160,8 @@ impl Mapping {
     /// If there is no such range.
     #[must_use]
     pub fn device_ptr(&self, range: usize) -> Option<u64> {
-        let address = self.as_ptr(range).addr();
-        self.gpu().map(|_| address as u64)
+        let view = self.views[range];
+        self.gpu().map(|_| view.device_ptr(0))
     }
 
     /// Copies bytes of the `range`-th range, from its byte `offset` on, as many as `target` takes, on any device.
@@ -195,7 +178,7 @@ impl Mapping {
         match self.gpu() {
             None => target.copy_from_slice(&self.bytes(range)[inside]),
             Some(gpu) => {
-                let source = self.views[range].start.offset(inside.start).as_ptr().addr() as u64;
+                let source = self.views[range].device_ptr(inside.start);
                 // SAFETY: the bytes lie inside the range, whose pages `held` holds, readable, while this mapping
                 // lives.
                 unsafe { gpu.copy_to_host(target, source) }?;
@@ -225,7 +208,7 @@ impl Mapping {
         match self.gpu() {
             None => self.bytes_mut(range)[inside].copy_from_slice(source),
             Some(gpu) => {
-                let target = self.views[range].start.offset(inside.start).as_ptr().addr() as u64;
+                let target = self.views[range].device_ptr(inside.start);
                 // SAFETY: the bytes lie inside the range, whose pages `held` holds, writable, while this mapping
                 // lives; `claims` keeps overlapping mappings away.
                 unsafe { gpu.copy_from_host(target, source) }?;
@@ -308,7 +291,7 @@ impl Mapping {
         let view = self.views[range];
         match self.gpu() {
             None => view,
-            Some(_) => View { start: Base::of_nothing(), length: 0 },
+            Some(_) => View::EMPTY,
         }
     }
 
@@ -317,16 +300,7 @@ impl Mapping {
         if self.session.connection().is_forked() {
             return Err(Error::Forked);
         }
-        let size = self.views[range].length;
-        let start = usize::try_from(offset).unwrap_or(usize::MAX);
-        match start.checked_add(length) {
-            Some(end) if end <= size => Ok(start..end),
-            _ => Err(Error::OutOfRange {
-                start: offset,
-                end: offset.saturating_add(length as u64),
-                size: size as u64,
-            }),
-        }
+        self.views[range].inside(offset, length)
     }
 
     /// Waits until the GPU doesn't use it any more. It is in use still if that can't be known.

@@ -73,7 +73,8 @@ fn bytes_come_back_at_the_same_device_addresses() {
             }
         }
         drop(allocation);
-        assert_eq!(access_at(std::ptr::without_provenance(usize::try_from(first).unwrap())), None);
+        let address = usize::try_from(first).expect("an address");
+        assert_eq!(access_at(std::ptr::without_provenance(address)), None);
         let seen = daemon.finish();
         assert_eq!((seen.unmapped, seen.freed, seen.bye), (38, 1, true));
         assert_eq!((Raw::start(fake).outcome(), memory_used(fake)), (0, 0));

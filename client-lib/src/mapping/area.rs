@@ -40,9 +40,7 @@ impl Base {
     }
 
     /// Where no bytes are.
-    pub(super) fn of_nothing() -> Base {
-        Base(NonNull::dangling())
-    }
+    pub(super) const NOWHERE: Base = Base(NonNull::dangling());
 }
 
 /// A frame, as it is mapped.
