@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use lapis_fake_cuda::harness::FakeCuda;
-use lapis_tests::binaries::{directory, lapisd, scratch};
+use lapis_tests::binaries::{directory, scratch};
 use serde_json::Value;
 
 /// Runs it on a fake machine, and returns whether all checks hold, its table, and its JSON.
@@ -13,7 +13,6 @@ fn check(arguments: &[&str], settings: &[(&str, &str)]) -> (bool, String, Value)
     let machine = scratch();
     let fake = FakeCuda::new(machine.path()).unwrap();
     let json = machine.path().join("gpu-check.json");
-    lapisd();
     let output = Command::new(env!("CARGO_BIN_EXE_gpu-check"))
         .args(["--quick", "--programs"])
         .arg(directory())
