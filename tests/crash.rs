@@ -10,7 +10,7 @@ use lapis::{Access, Client, Code, Counters, Error};
 use lapis_tests::binaries::scratch;
 use lapis_tests::bytes::{edit, read};
 use lapis_tests::daemon::{Daemon, arguments, failed_start};
-use lapis_tests::device::{is_given_back, is_sim, runs_on_the_fake_gpu};
+use lapis_tests::device::{is_given_back, is_sim, runs_on_a_gpu, runs_on_the_fake_gpu};
 use lapis_tests::good::{Sample, nothing_is_left, still_serves};
 use lapis_tests::victim::Victim;
 use lapis_tests::wait::{WAIT, until};
@@ -371,4 +371,9 @@ fn a_daemon_told_to_stop_under_load_ends_well() {
 #[test]
 fn all_of_this_on_the_fake_gpu() {
     runs_on_the_fake_gpu();
+}
+
+#[test]
+fn all_of_this_on_a_gpu() {
+    runs_on_a_gpu();
 }

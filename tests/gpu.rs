@@ -52,7 +52,7 @@ fn every_row_is_answered_on_the_fake() {
     assert!(table.contains("THE FAKE DRIVER"), "{table}");
     assert_eq!((&report["schema"], &report["fake"]), (&1.into(), &true.into()));
     let rows = report["rows"].as_array().unwrap();
-    assert_eq!(rows.len(), 50, "{table}");
+    assert_eq!(rows.len(), 51, "{table}");
     for row in rows {
         assert_eq!(row["outcome"], "ok", "{row}");
         assert!(!row["value"].as_str().unwrap().is_empty(), "{row}");

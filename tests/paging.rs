@@ -213,8 +213,7 @@ fn all_of_this_on_the_fake_gpu() {
     runs_on_the_fake_gpu();
 }
 
-/// Those with pages of 2 MiB: a card has none that are smaller.
 #[test]
 fn all_of_this_on_a_gpu() {
-    runs_on_a_gpu(&["anonymous", "overwritten", "many_clients", "what_can_never"]);
+    runs_on_a_gpu();
 }

@@ -12,7 +12,7 @@ use lapis::model::{
 };
 use lapis_tests::binaries::{lapisctl, scratch};
 use lapis_tests::daemon::Daemon;
-use lapis_tests::device::{self, runs_on_a_gpu, runs_on_the_fake_gpu};
+use lapis_tests::device::{self, Device, device, runs_on_a_gpu, runs_on_the_fake_gpu};
 use lapis_tests::fixtures::minilm;
 use serde_json::Value;
 
@@ -38,6 +38,17 @@ fn report(output: &Output) -> Value {
     report
 }
 
+/// A daemon with these tiers, and how to use it: inside the command on sim, a process of its own on a GPU.
+fn with_tiers<'a>(tiers: &[&'a str]) -> (Option<Daemon>, Vec<String>) {
+    let owned = |flags: &[&str]| flags.iter().map(|flag| (*flag).to_owned()).collect();
+    if device() == Device::Sim {
+        return (None, owned(&[&["--embedded"], tiers].concat()));
+    }
+    let daemon = Daemon::start(tiers);
+    let socket = daemon.socket().display().to_string();
+    (Some(daemon), owned(&["--socket", &socket]))
+}
+
 /// All bytes of a layer, wherever they are.
 fn bytes_of(layer: &LayerMapping) -> Vec<u8> {
     let mut all = Vec::new();
@@ -55,8 +66,9 @@ fn a_real_model_larger_than_vram_and_ram_streams_with_every_tensor_verified() {
     let Some(model) = minilm() else { return };
     let cache = scratch();
     let path = model.display().to_string();
-    let arguments =
-        [&path, "--embedded", "--vram", "16MiB", "--ram", "32MiB", "--passes", "3", "-o", "json"];
+    let (_daemon, target) = with_tiers(&["--vram", "16MiB", "--ram", "32MiB"]);
+    let mut arguments = vec![path.as_str(), "--passes", "3", "-o", "json"];
+    arguments.extend(target.iter().map(String::as_str));
     let output = stream(&arguments, cache.path());
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let report = report(&output);
@@ -128,7 +140,9 @@ fn every_dtype_odd_sizes_empty_tensors_and_one_larger_than_vram_stream_right() {
             write_safetensors(&path, &new, &options).expect("target is writable");
         }
         let path = path.display().to_string();
-        let arguments = [&path, "--embedded", "--vram", "8MiB", "--ram", "18MiB", "-o", "json"];
+        let (_daemon, target) = with_tiers(&["--vram", "8MiB", "--ram", "18MiB"]);
+        let mut arguments = vec![path.as_str(), "-o", "json"];
+        arguments.extend(target.iter().map(String::as_str));
         let output = stream(&arguments, directory.path());
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         assert_eq!(report(&output)["verified"]["tensors"], tensors.len(), "{format}");
@@ -199,5 +213,5 @@ fn all_of_this_on_the_fake_gpu() {
 
 #[test]
 fn all_of_this_on_a_gpu() {
-    runs_on_a_gpu(&[]);
+    runs_on_a_gpu();
 }

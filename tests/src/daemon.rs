@@ -232,12 +232,22 @@ impl Drop for Daemon {
     }
 }
 
-/// Flags for a daemon that has its socket `s` and its spill in this directory.
+/// Flags for a daemon that has its socket `s` and its spill in this directory. Tiers of pages of 64 KiB are as large as
+/// [`device::scale`] says.
 #[must_use]
 pub fn arguments(directory: &Path, flags: &[&str]) -> Vec<OsString> {
     let socket = directory.join("s").into_os_string();
     let own = ["--socket".into(), socket, "--spill-dir".into(), directory.into()];
-    own.into_iter().chain(flags.iter().map(OsString::from)).collect()
+    let small = flags.contains(&"64KiB");
+    let scale = if small { device::scale() } else { 1 };
+    own.into_iter().chain(flags.iter().map(|flag| scaled(flag, scale).into())).collect()
+}
+
+/// A size so many times as large; anything else is what it was.
+fn scaled(flag: &str, scale: u64) -> String {
+    let number = flag.find("KiB").or(flag.find("MiB"));
+    let number = number.and_then(|end| flag[..end].parse::<u64>().ok().zip(Some(&flag[end..])));
+    number.map_or_else(|| flag.to_owned(), |(number, unit)| format!("{}{unit}", number * scale))
 }
 
 /// Runs a daemon that can't start, and returns its exit status and what it said.

@@ -47,6 +47,12 @@ pub fn name() -> &'static str {
     if device() == Device::Sim { "sim" } else { "cuda" }
 }
 
+/// Sizes of the suites are for pages of 64 KiB. A card has none below 2 MiB: there everything is so many times as large.
+#[must_use]
+pub fn scale() -> u64 {
+    if device() == Device::Gpu { 32 } else { 1 }
+}
+
 /// Whether the daemons have the sim device. If not, it says aloud what is not tested, and why.
 #[must_use]
 pub fn is_sim(why: &str) -> bool {
@@ -89,18 +95,15 @@ pub fn runs_on_the_fake_gpu() {
     assert_eq!(fake.memory_used(0).expect("the machine is there"), 0, "in use after all is over");
 }
 
-/// Runs those tests of this executable whose names contain one of these texts, on the machine's GPU; says aloud
-/// what is not tested when there is none.
+/// Runs all tests of this executable but `caller`s of this module, on the machine's GPU; says aloud when there is none.
 ///
 /// # Panics
 /// With what they said, when one fails.
-pub fn runs_on_a_gpu(tests: &[&str]) {
+pub fn runs_on_a_gpu() {
     if !Path::new("/dev/nvidiactl").exists() {
         return eprintln!("SKIPPED: there is no /dev/nvidiactl, so no GPU to test on");
     }
-    let mut command = again("gpu");
-    command.args(tests);
-    succeeds(command, "the GPU");
+    succeeds(again("gpu"), "the GPU");
 }
 
 /// This executable, without the tests that run it again.

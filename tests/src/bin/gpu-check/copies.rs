@@ -84,7 +84,8 @@ fn down(
     plain: &mut Plain,
     (vram, window, page, rounds): (u64, u64, u64, usize),
 ) -> Outcome {
-    let memory = client.allocate((3 * vram) << 20)?;
+    // RAM keeps some frames free, whatever their size.
+    let memory = client.allocate((5 * vram / 2) << 20)?;
     pass(client, &memory, window, Access::Overwrite)?;
     let pairs = pairs(rounds, plain, false, || {
         let hop = |stats: &lapis::Stats| stats.total.vram_to_ram.bytes;
