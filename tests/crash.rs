@@ -10,7 +10,7 @@ use lapis::{Access, Client, Code, Counters, Error};
 use lapis_tests::binaries::scratch;
 use lapis_tests::bytes::{edit, read};
 use lapis_tests::daemon::{Daemon, arguments, failed_start};
-use lapis_tests::device::{is_given_back, is_sim, runs_on_a_gpu, runs_on_the_fake_gpu};
+use lapis_tests::device::{is_given_back, is_sim, runs_on_a_gpu, runs_on_the_fake_gpu, scale};
 use lapis_tests::good::{Sample, nothing_is_left, still_serves};
 use lapis_tests::victim::Victim;
 use lapis_tests::wait::{WAIT, until};
@@ -120,7 +120,7 @@ fn a_client_killed_while_it_writes_leaves_nothing() {
 fn a_client_killed_while_it_prefetches_leaves_nothing() {
     let daemon = Daemon::start(SMALL);
     let descriptors = daemon.descriptors();
-    let sample = Sample::new(2, 8 << 20);
+    let sample = sample(2, 128);
     for pages in [0, 5, 50, 300] {
         let client = victim(&daemon, "prefetch", &[sample.path().to_str().unwrap()]);
         progress(&daemon, pages, |total| total.file_to_ram.pages);
@@ -200,10 +200,10 @@ fn frames_that_a_process_keeps_are_used_again_only_when_it_is_dead() {
 fn clients_of_a_killed_daemon_are_told_and_the_next_one_starts_in_its_place() {
     let directory = scratch();
     let daemon = Daemon::start_in(directory.path(), SMALL);
-    let sample = Sample::new(3, 1 << 20);
+    let sample = sample(3, 16);
     let client = daemon.connect();
     let size = client.page_size();
-    let file = client.open_path(sample.path(), 0, 1 << 20).unwrap();
+    let file = client.open_path(sample.path(), 0, 16 * size).unwrap();
     let busy = victim(&daemon, "allocate", &[]);
     let mapping = file.map(0..15 * size, Access::Read).unwrap();
     let waiting = daemon.connect();
@@ -304,6 +304,11 @@ fn two_daemons_do_not_share_a_socket_or_a_spill() {
     daemon.stop_well();
 }
 
+/// A file of so many pages.
+fn sample(seed: u64, pages: u64) -> Sample {
+    Sample::new(seed, usize::try_from(pages * (64 << 10) * scale()).unwrap())
+}
+
 /// Maps page after page until the daemon is gone; returns how it was told.
 fn load(client: &Client, sample: &Sample) -> Error {
     let size = client.page_size();
@@ -332,7 +337,7 @@ fn a_daemon_told_to_stop_under_load_ends_well() {
     for signal in [nix::sys::signal::Signal::SIGTERM, nix::sys::signal::Signal::SIGINT] {
         let directory = scratch();
         let daemon = Daemon::start_in(directory.path(), SMALL);
-        let sample = Sample::new(4, 1 << 20);
+        let sample = sample(4, 16);
         let (ended, end) = channel();
         let holder = daemon.connect();
         let memory = holder.allocate(2 * holder.page_size()).unwrap();
