@@ -7,7 +7,7 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use lapis::{Access, Client, Code, Counters, Error};
-use lapis_tests::binaries::scratch;
+use lapis_tests::binaries::{scratch, test_client};
 use lapis_tests::bytes::{edit, read};
 use lapis_tests::daemon::{Daemon, arguments, failed_start};
 use lapis_tests::device::{is_given_back, is_sim, runs_on_a_gpu, runs_on_the_fake_gpu, scale};
@@ -26,7 +26,7 @@ fn victim(daemon: &Daemon, role: &str, rest: &[&str]) -> Victim {
 }
 
 fn start(uid: Option<u32>, daemon: &Daemon, role: &str, rest: &[&str]) -> Option<Victim> {
-    Victim::start(env!("CARGO_BIN_EXE_test-client"), uid, role, daemon.socket(), rest)
+    Victim::start(&test_client(), uid, role, daemon.socket(), rest)
 }
 
 /// Waits until the daemon has done so much of something since now.

@@ -1,6 +1,7 @@
 //! `gpu-check` on the fake driver: every row is answered there, and what fails is told and spoils nothing else.
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up fails")]
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -52,8 +53,8 @@ fn every_row_is_answered_on_the_fake() {
     assert!(table.contains("THE FAKE DRIVER"), "{table}");
     assert_eq!((&report["schema"], &report["fake"]), (&1.into(), &true.into()));
     let rows = report["rows"].as_array().unwrap();
-    assert_eq!(rows.len(), 51, "{table}");
-    for row in rows {
+    assert_eq!(rows.len(), 55, "{table}");
+    for row in rows.iter().filter(|row| row["probe"] != "suite") {
         assert_eq!(row["outcome"], "ok", "{row}");
         assert!(!row["value"].as_str().unwrap().is_empty(), "{row}");
         assert!(table.contains(row["row"].as_str().unwrap()), "{row}");
@@ -100,4 +101,27 @@ fn a_driver_that_does_not_start_fails_every_row_that_needs_it() {
         assert_eq!(row["outcome"], "failed", "{row}");
         assert!(row["value"].as_str().unwrap().contains("cuInit failed with 803"), "{row}");
     }
+}
+
+#[test]
+fn the_suites_are_run_from_where_the_programs_are() {
+    let programs = scratch();
+    let script = |name: &str, text: &str| {
+        let path = programs.path().join(name);
+        std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+    };
+    script("paging", "echo \"test result: ok. 7 passed; on $LAPIS_TEST_DEVICE in $TMPDIR\"");
+    script("crash", "echo 'test it_holds ... FAILED\npanicked at a.rs:\nno room'; exit 101");
+    script("stream", "echo 'test result: ok. 0 passed; 0 failed'");
+    let programs = programs.path().display().to_string();
+    let (holds, table, report) = check(&["--only", "suite", "--programs", &programs], &[]);
+    assert!(!holds, "{table}");
+    let said = |row| (of(&report, row)["outcome"].clone(), of(&report, row)["value"].to_string());
+    let (outcome, text) = said("suite paging");
+    assert!(outcome == "ok" && text.contains("7 passed; on gpu in /"), "{text}");
+    let (outcome, text) = said("suite crash");
+    assert!(outcome == "failed" && text.contains("it_holds no room"), "{text}");
+    assert_eq!(said("suite stream").0, "failed", "none ran");
+    assert_eq!(said("suite isolation").0, "skipped");
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use lapis::model::pattern;
 use lapis::{Access, Allocation, Client, Code, Quota, QuotaSubject, Tier};
-use lapis_tests::binaries::scratch;
+use lapis_tests::binaries::{scratch, test_client};
 use lapis_tests::bytes::{edit, read};
 use lapis_tests::daemon::Daemon;
 use lapis_tests::device::{is_sim, runs_on_a_gpu, runs_on_the_fake_gpu, scale};
@@ -41,7 +41,7 @@ fn open_to_all() -> Option<(Daemon, TempDir)> {
 }
 
 fn of_nobody(daemon: &Daemon, role: &str, rest: &[&str]) -> Option<Victim> {
-    Victim::start(env!("CARGO_BIN_EXE_test-client"), Some(NOBODY), role, daemon.socket(), rest)
+    Victim::start(&test_client(), Some(NOBODY), role, daemon.socket(), rest)
 }
 
 fn bytes_of(seed: u64, pages: u64) -> Vec<u8> {

@@ -53,6 +53,12 @@ pub fn lapisctl() -> PathBuf {
     directory().join("lapisctl")
 }
 
+/// Clients for tests that kill them, or that let another user be one.
+#[must_use]
+pub fn test_client() -> PathBuf {
+    directory().join("test-client")
+}
+
 /// A directory on a disk, for files that must be readable with `O_DIRECT`; removed when dropped. Where everything is
 /// built beforehand, it is in `TMPDIR`.
 ///

@@ -39,7 +39,9 @@ impl Tier {
         started.map(|()| queued).map_err(|failed| {
             let fault = self.gpu.fault(work.frame(), failed);
             if matches!(work, Work::Restore { .. }) {
-                tracing::warn!("VRAM stays smaller until `lapisctl tier set vram` asks again: {fault}");
+                tracing::warn!(
+                    "VRAM stays smaller until `lapisctl tier set vram` asks again: {fault}"
+                );
             }
             fault
         })

@@ -16,6 +16,7 @@ mod served;
 mod setup;
 mod sharing;
 mod stream;
+mod suite;
 mod vmm;
 
 use std::process::ExitCode;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -13,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::rows::{Kind, Said};
 use crate::setup::Setup;
-use crate::{Outcome, copies, costs, crash, disk, limits, sharing, stream, vmm};
+use crate::{Outcome, copies, costs, crash, disk, limits, sharing, stream, suite, vmm};
 
 /// Sizes of pages that are looked at.
 pub(crate) const PAGE_MIB: [usize; 3] = [2, 16, 64];
@@ -29,7 +30,7 @@ pub(crate) struct Probe {
 use Kind::{Check, Fact, Measure};
 
 #[rustfmt::skip]
-pub(crate) const PROBES: [Probe; 13] = [
+pub(crate) const PROBES: [Probe; 14] = [
     Probe { name: "gpu", run: vmm::gpu, seconds: 30, rows: &[
         ("the driver starts, the GPU opens", Check),
         ("memory", Fact),
@@ -67,6 +68,9 @@ pub(crate) const PROBES: [Probe; 13] = [
         ("memory after the daemon's SIGKILL", Check),
         ("a mapping after the daemon's SIGKILL", Check),
         ("memory after the client let go", Check),
+    ] },
+    Probe { name: "suite", run: suite::run, seconds: 90, rows: &[
+        ("suite paging", Check), ("suite isolation", Check), ("suite crash", Check), ("suite stream", Check),
     ] },
     Probe { name: "costs", run: costs::run, seconds: 40, rows: &[
         ("create, 2 MiB", Measure), ("export, 2 MiB", Measure),
@@ -111,6 +115,8 @@ fn all(setup: &Setup) -> Outcome<bool> {
     let end = Instant::now() + Duration::from_secs(setup.seconds);
     let started = Instant::now();
     let scratch = tempfile::tempdir_in(&setup.scratch)?;
+    // For clients of other users.
+    std::fs::set_permissions(scratch.path(), PermissionsExt::from_mode(0o755))?;
     let setup = Setup { scratch: scratch.path().to_owned(), ..setup.clone() };
     let chosen = |name: &str| setup.only.is_empty() || setup.only.iter().any(|one| one == name);
     let (mut rows, mut failed) = (Vec::new(), Vec::new());
