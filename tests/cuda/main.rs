@@ -4,4 +4,5 @@
 
 mod broken;
 mod choice;
+mod filling;
 mod process;

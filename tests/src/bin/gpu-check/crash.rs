@@ -18,10 +18,19 @@ const SLACK: u64 = 16 << 20;
 
 /// Time until so much is free, or what was free at the end.
 fn until_free(card: &Card, wanted: u64) -> Outcome<Duration> {
+    until(card, wanted, |free| free + SLACK >= wanted)
+}
+
+/// Time until no more is free.
+fn until_taken(card: &Card, wanted: u64) -> Outcome<Duration> {
+    until(card, wanted, |free| free <= wanted)
+}
+
+fn until(card: &Card, wanted: u64, done: impl Fn(u64) -> bool) -> Outcome<Duration> {
     let started = Instant::now();
     loop {
         let (free, _) = card.memory()?;
-        if free + SLACK >= wanted {
+        if done(free) {
             return Ok(started.elapsed());
         }
         if started.elapsed() > WAIT {
@@ -41,13 +50,10 @@ pub(crate) fn run(setup: &Setup, said: &Said) -> Outcome {
     let mut mapping = memory.map_all(Access::Overwrite)?;
     let bytes = vec![0x3D; usize::try_from(MAPPED)?];
     mapping.copy_from_host(0, 0, &bytes)?;
-    let (during, _) = card.memory()?;
-    let taken = before.saturating_sub(during);
-    said.check(
-        "lapisd takes its VRAM",
-        taken >= vram << 20,
-        format!("{} MiB less free", taken >> 20),
-    );
+    match until_taken(&card, before.saturating_sub(vram << 20)) {
+        Ok(took) => said.ok("lapisd takes its VRAM", format!("{} ms", took.as_millis())),
+        Err(error) => said.failed("lapisd takes its VRAM", error),
+    }
 
     served.kill()?;
     let row = "memory after the daemon's SIGKILL";
