@@ -71,12 +71,20 @@ pub fn is_given_back(daemon: u32) {
     if device() != Device::Fake {
         return;
     }
-    let machine = std::env::var_os(MACHINE).expect("whoever runs a suite on the fake sets it");
-    let fake = FakeCuda::open(Path::new(&machine));
     until("memory of the device is held after the daemon's end", || {
-        let held = fake.memory_made_by(0, daemon).expect("the machine is there");
+        let held = memory_made_by(daemon);
         if held == 0 { Ok(()) } else { Err(held) }
     });
+}
+
+/// Bytes of the fake GPU that processes hold and this daemon made.
+///
+/// # Panics
+/// On another device.
+#[must_use]
+pub fn memory_made_by(daemon: u32) -> u64 {
+    let machine = std::env::var_os(MACHINE).expect("whoever runs a suite on the fake sets it");
+    FakeCuda::open(Path::new(&machine)).memory_made_by(0, daemon).expect("the machine is there")
 }
 
 /// Runs all tests of this executable but `caller`s of this module, on a fake machine of their own.
