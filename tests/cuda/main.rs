@@ -6,3 +6,4 @@ mod broken;
 mod choice;
 mod filling;
 mod process;
+mod user;
