@@ -10,7 +10,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use lapis::{Access, Allocation, Client, Code, HopStats, Stats};
-use lapis_tests::binaries::{lapisctl, scratch};
+use lapis_tests::binaries::{lapisctl, scratch, test_client};
 use lapis_tests::daemon::Daemon;
 use lapis_tests::device::{is_sim, runs_on_the_fake_gpu};
 use lapis_tests::fleet::{Fleet, Plan, known_file};
@@ -125,7 +125,7 @@ fn soak(flags: &[&str], enough: &Work, seed: u64) {
     }
     eprintln!("seed {seed}");
     let plan = Plan {
-        program: env!("CARGO_BIN_EXE_test-client").into(),
+        program: test_client(),
         socket: daemon.socket().to_owned(),
         files: [(1, 7_000_003), (2, 3_333_333)]
             .map(|(seed, bytes)| known_file(directory.path(), seed, bytes))

@@ -26,7 +26,7 @@ pub(crate) fn run(_: &Setup, said: &Said) -> Outcome {
     let card = Card::open()?;
     match look(&card, fd.as_fd(), 1 << 20) {
         Ok(()) => {
-            said.ok("descriptor after its exporter's SIGKILL", "imported, the bytes are right")
+            said.ok("descriptor after its exporter's SIGKILL", "imported, the bytes are right");
         }
         Err(error) => said.failed("descriptor after its exporter's SIGKILL", error),
     }

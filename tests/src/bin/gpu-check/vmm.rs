@@ -93,8 +93,11 @@ pub(crate) fn zeroed(setup: &Setup, said: &Said) -> Outcome {
             dirty += usize::from(bytes.iter().any(|byte| *byte != 0));
         }
     }
-    let of =
-        format!("of {} MiB, after {} MiB were dirtied", looked * piece >> 20, count * piece >> 20);
+    let of = format!(
+        "of {} MiB, after {} MiB were dirtied",
+        (looked * piece) >> 20,
+        (count * piece) >> 20
+    );
     let text = match dirty {
         0 => format!("zeros in each 2 MiB {of}"),
         dirty => format!("{dirty} times 2 MiB not zeros {of}"),
