@@ -180,7 +180,7 @@ fn many_clients_of_one_file_share_its_pages() {
         clients.iter().map(|client| client.open_path(&path, 0, 16 * MIB).unwrap()).collect();
     let mappings: Vec<_> = allocations.iter().map(|a| a.map_all(Access::Read).unwrap()).collect();
     for mapping in &mappings {
-        assert!(*read(&mapping, 0) == content);
+        assert!(*read(mapping, 0) == content);
     }
     let stats = clients[0].stats().unwrap();
     assert_eq!(stats.total.file_to_ram.bytes, 16 * MIB, "the file was read more than once");

@@ -39,7 +39,7 @@ fn report(output: &Output) -> Value {
 }
 
 /// A daemon with these tiers, and how to use it: inside the command on sim, a process of its own on a GPU.
-fn with_tiers<'a>(tiers: &[&'a str]) -> (Option<Daemon>, Vec<String>) {
+fn with_tiers(tiers: &[&str]) -> (Option<Daemon>, Vec<String>) {
     let owned = |flags: &[&str]| flags.iter().map(|flag| (*flag).to_owned()).collect();
     if device() == Device::Sim {
         return (None, owned(&[&["--embedded"], tiers].concat()));
