@@ -254,7 +254,7 @@ fn clients_that_hold_and_wait_for_one_another_are_told_in_time_and_keep_what_the
         }
     });
     for (mapping, seed) in held.iter().zip(20..) {
-        assert!(*read(&mapping, 0) == bytes_of(seed, 16)[..mapping.length(0)]);
+        assert!(*read(mapping, 0) == bytes_of(seed, 16)[..mapping.length(0)]);
     }
     let [kept, given_up] = held;
     drop(given_up);
