@@ -87,7 +87,7 @@ pub fn memory_made_by(daemon: u32) -> u64 {
     FakeCuda::open(Path::new(&machine)).memory_made_by(0, daemon).expect("the machine is there")
 }
 
-/// Runs all tests of this executable but `caller`s of this module, on a fake machine of their own.
+/// Runs all tests of this executable but those that call this or its like, on a fake machine of their own.
 ///
 /// # Panics
 /// With what they said, when one fails, or when memory of the fake device is in use when all are over.
@@ -103,7 +103,7 @@ pub fn runs_on_the_fake_gpu() {
     assert_eq!(fake.memory_used(0).expect("the machine is there"), 0, "in use after all is over");
 }
 
-/// Runs all tests of this executable but `caller`s of this module, on the machine's GPU; says aloud when there is none.
+/// Runs all tests of this executable but those that call this or its like, on the machine's GPU; says aloud when there is none.
 ///
 /// # Panics
 /// With what they said, when one fails.
