@@ -125,6 +125,18 @@ fn a_plan_hides_transfers_behind_compute_that_comes_late() {
     assert!(mean >= 0.955, "{mean}");
 }
 
+/// Nobody declares anything: the cycle is learned.
+#[test]
+fn what_repeats_itself_is_learned() {
+    let figures =
+        all(|c, f| alone(&workload(uniform(LAYERS, PAGES, compute_ns(c)), false, 24), f, 20));
+    let (mean, ..) = summary("no plan, from the twentieth pass", &figures);
+    assert!(mean >= 0.97, "{mean}");
+    let early = all(|c, f| alone(&workload(uniform(LAYERS, PAGES, compute_ns(c)), false, 6), f, 3));
+    let (mean, ..) = summary("no plan, from the third pass", &early);
+    assert!(mean >= 0.95, "{mean}");
+}
+
 /// A second client with a file of its own comes when the first one is in its fourth pass: both end up no slower than
 /// the link allows for what of the two does not fit.
 #[test]

@@ -116,7 +116,7 @@ impl Engine {
         }
         self.check_mapped(&spans, asked)?;
         let new_pins = self.new_pins(&spans);
-        self.follow_plans(session, &spans, now);
+        self.follow_plans(session, &spans, access, now);
         let fits = new_pins == 0
             || (self.queue.is_empty() && self.room_for(&spans, new_pins) == Room::Enough);
         if map.wait_us == 0 && !fits {

@@ -14,6 +14,7 @@ use super::event::{Outbox, Reply};
 use super::ids::{BackingId, PageRef, SessionId};
 use super::page::Motion;
 use super::placement::Need;
+use super::policy::learner::Lesson;
 use super::policy::next_use::predict;
 use super::policy::order::Moment;
 use super::policy::plan::{Due, NO_PLAN, PIECES_MAX, Pace, Plan, PlanId};
@@ -60,9 +61,11 @@ impl Engine {
 
     pub(super) fn set_plan(&mut self, session: SessionId, set: &SetPlan) -> Result<Reply, Refused> {
         let steps = self.check_plan(session, set)?;
-        let old =
-            self.plans_of(session).find(|(_, plan)| plan.number == set.plan).map(|(id, _)| id);
-        let count = self.plans_of(session).count();
+        let old = self
+            .plans_of(session)
+            .find(|(_, plan)| plan.number == Some(set.plan))
+            .map(|(id, _)| id);
+        let count = self.plans_of(session).filter(|(_, plan)| plan.number.is_some()).count();
         if old.is_none() && !steps.is_empty() && count >= PLANS_PER_SESSION_MAX {
             let limit = PLANS_PER_SESSION_MAX as u64;
             return Err(refusal::too_many("this session's plan", count as u64, limit));
@@ -70,7 +73,7 @@ impl Engine {
         let new = if steps.is_empty() {
             None
         } else {
-            let plan = Plan::new((session, set.plan), set.cyclic, &steps).map_err(|_| {
+            let plan = Plan::new((session, Some(set.plan)), set.cyclic, &steps).map_err(|_| {
                 let message = format!(
                     "the plan's ranges overlap in more than {PIECES_MAX} pieces: name whole layers, or fewer steps"
                 );
@@ -86,9 +89,9 @@ impl Engine {
         if let Some(old) = old {
             self.end_plan(old);
         }
-        if let Some(mut plan) = new {
-            plan.weight = u64::from(self.priority_of(session)) + 1;
-            self.last_plan = id;
+        if let Some(plan) = new {
+            // What it says goes before what was learned.
+            self.unlearn(session);
             self.start_plan(PlanId(id), plan);
         }
         Ok(Reply::Done)
@@ -124,7 +127,9 @@ impl Engine {
         self.table.plans().iter().filter(own).map(|(id, plan)| (*id, plan))
     }
 
-    fn start_plan(&mut self, id: PlanId, plan: Plan) {
+    fn start_plan(&mut self, id: PlanId, mut plan: Plan) {
+        plan.weight = u64::from(self.priority_of(plan.session)) + 1;
+        self.last_plan = id.0;
         let pages: Vec<_> = plan.pages().collect();
         self.table.add_plan(id, plan);
         pages.into_iter().for_each(|at| self.place_by_plans(at));
@@ -144,6 +149,10 @@ impl Engine {
 
     /// A session gives an allocation up: its plans speak of the pages behind it no more.
     pub(super) fn end_in_plans(&mut self, session: SessionId, backing: BackingId) {
+        let learner = self.sessions.get(&session).and_then(|session| session.learner.as_ref());
+        if learner.is_some_and(|learner| learner.knows(backing)) {
+            self.unlearn(session);
+        }
         let plans: Vec<_> = self.plans_of(session).map(|(id, _)| id).collect();
         for id in plans {
             if !self.table.backing(backing).plans.contains(&id) {
@@ -174,7 +183,13 @@ impl Engine {
     }
 
     /// A session maps these spans: its plans' cursors move.
-    pub(super) fn follow_plans(&mut self, session: SessionId, spans: &[Span], now: u64) {
+    pub(super) fn follow_plans(
+        &mut self,
+        session: SessionId,
+        spans: &[Span],
+        access: Access,
+        now: u64,
+    ) {
         let plans: Vec<_> = self.plans_of(session).map(|(id, _)| id).collect();
         for id in plans {
             for span in spans {
@@ -184,6 +199,39 @@ impl Engine {
                 let pages: Vec<_> = over.flat_map(|step| plan.pages_of_step(step)).collect();
                 pages.into_iter().for_each(|at| self.place_by_plans(at));
             }
+        }
+        self.learn(session, spans, access, now);
+    }
+
+    /// Learns from a map of a session that declares nothing. While all there is fits in VRAM there is nothing to know.
+    fn learn(&mut self, session: SessionId, spans: &[Span], access: Access, now: u64) {
+        let declares = self.plans_of(session).any(|(_, plan)| plan.number.is_some());
+        if declares || self.table.pages <= u64::from(self.vram.capacity()) {
+            return;
+        }
+        let learner = self.session_mut(session).learner.get_or_insert_default();
+        match learner.map(spans, access) {
+            Lesson::Nothing => {}
+            Lesson::Over => self.end_plans(session),
+            Lesson::Cycle(steps) => {
+                // Nothing is lost by not planning.
+                let Some(id) = self.last_plan.checked_add(1) else { return };
+                if let Ok(mut plan) = Plan::new((session, None), true, &steps) {
+                    plan.start_at(steps.len() as u64 - 1, now);
+                    self.start_plan(PlanId(id), plan);
+                }
+            }
+        }
+    }
+
+    /// Forgets what a session did, and what was learned from it.
+    fn unlearn(&mut self, session: SessionId) {
+        if let Some(state) = self.sessions.get_mut(&session) {
+            state.learner = None;
+        }
+        let learned = self.plans_of(session).find(|(_, plan)| plan.number.is_none());
+        if let Some(id) = learned.map(|(id, _)| id) {
+            self.end_plan(id);
         }
     }
 

@@ -11,6 +11,7 @@ use std::collections::BTreeSet;
 use lapis_proto::message::Counters;
 
 use super::ids::{AllocationId, Domain, MappingId, VramFrame};
+use super::policy::learner::Learner;
 
 /// One client connection.
 #[derive(Debug)]
@@ -35,6 +36,8 @@ pub struct Session {
     pub flushing: u32,
     /// Its maps and hits.
     pub counters: Counters,
+    /// Learns a plan from its maps; none yet, or it declares its own.
+    pub(super) learner: Option<Box<Learner>>,
     imported: Vec<u64>,
 }
 
@@ -51,6 +54,7 @@ impl Session {
             waiting: 0,
             flushing: 0,
             counters: Counters::default(),
+            learner: None,
             imported: Vec::new(),
         }
     }

@@ -113,8 +113,8 @@ pub enum Due {
 pub struct Plan {
     /// Whose.
     pub session: SessionId,
-    /// The session's number for it.
-    pub number: u32,
+    /// The session's number for it; `None`: nobody declared it, it was learned.
+    pub number: Option<u32>,
     /// What its waiting costs, beside that of others: twice the weight, half as far away.
     pub weight: u64,
     cyclic: bool,
@@ -147,7 +147,7 @@ impl Plan {
     /// # Errors
     /// When the ranges cut each other into more than [`PIECES_MAX`] pieces.
     pub fn new(
-        (session, number): (SessionId, u32),
+        (session, number): (SessionId, Option<u32>),
         cyclic: bool,
         steps: &[Vec<(Span, Access)>],
     ) -> Result<Plan, TooManyPieces> {
@@ -200,6 +200,13 @@ impl Plan {
     #[must_use]
     pub fn backings(&self) -> BTreeSet<BackingId> {
         self.segments.iter().filter(|s| s.count > 0).map(|s| s.first.backing).collect()
+    }
+
+    /// Has the session be at a step, of the first cycle.
+    pub fn start_at(&mut self, step: u64, now: u64) {
+        self.cursor = step;
+        self.arrived_us = Some(now);
+        self.waits = true;
     }
 
     /// The step that the session is at.

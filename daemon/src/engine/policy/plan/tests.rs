@@ -15,7 +15,7 @@ fn page(backing: u32, index: u32) -> PageRef {
 }
 
 fn plan(cyclic: bool, steps: &[Vec<(Span, Access)>]) -> Plan {
-    Plan::new((SESSION, 1), cyclic, steps).expect("few pieces")
+    Plan::new((SESSION, Some(1)), cyclic, steps).expect("few pieces")
 }
 
 /// One page a step.
@@ -70,7 +70,7 @@ fn ranges_that_cut_each_other_too_often_are_refused() {
     let many = 1200;
     let mut steps: Vec<_> = (0..many).map(|n| vec![(span(0, n, 1), Access::Read)]).collect();
     steps.extend((0..200).map(|_| vec![(span(0, 0, many), Access::Read)]));
-    assert_eq!(Plan::new((SESSION, 1), true, &steps).map(drop), Err(TooManyPieces));
+    assert_eq!(Plan::new((SESSION, Some(1)), true, &steps).map(drop), Err(TooManyPieces));
 }
 
 #[test]
