@@ -9,8 +9,8 @@ use lapis_proto::ids::AllocationId;
 use lapis_proto::kind::Kind;
 use lapis_proto::message::{
     Access, Advice, Advise, Allocate, Allocated, Bye, CancelPrefetch, Done, Flush, Free,
-    ListQuotas, Map, Mapped, Message, OpenFile, PageRange, Prefetch, QUOTAS_MAX, Quota,
-    QuotaSubject, Quotas, Refused, SetQuota, SetTier, Stat, Stats, Tier, Unmap,
+    ListQuotas, Map, Mapped, Message, OpenFile, PageRange, PlanStep, PlanUse, Prefetch, QUOTAS_MAX,
+    Quota, QuotaSubject, Quotas, Refused, SetPlan, SetQuota, SetTier, Stat, Stats, Tier, Unmap,
 };
 use lapis_tests::daemon::Daemon;
 use lapis_tests::good::{Sample, still_serves};
@@ -218,6 +218,44 @@ fn hints_of_what_is_not_there_are_refused_whole() {
     }
     let _: Done = other.call(&Bye {}).unwrap();
     drop(other);
+    bench.end();
+}
+
+#[test]
+fn plans_are_bounded_and_refused_whole() {
+    let mut bench = Bench::new(&[]);
+    let own = bench.allocate(20);
+    let used = |range| PlanUse { range, access: Access::Read };
+    let step = |ranges: Vec<PageRange>| PlanStep { uses: ranges.into_iter().map(used).collect() };
+    let plan = |plan, steps| SetPlan { plan, cyclic: true, steps };
+    let good = || step(vec![range(own, 0, 1)]);
+    let cases = [
+        (vec![good(), step(vec![])], Code::BadRequest),
+        (vec![good(), step(vec![range(AllocationId(u64::MAX), 0, 1)])], Code::UnknownAllocation),
+        (vec![good(), step(vec![range(own, 0, 0)])], Code::OutOfRange),
+        (vec![good(), step(vec![range(own, 19, 2)])], Code::OutOfRange),
+        (vec![good(), step(vec![range(own, u32::MAX, u32::MAX)])], Code::OutOfRange),
+        (vec![good(); 16_385], Code::TooMany),
+    ];
+    for (steps, code) in cases {
+        bench.refuses(&plan(9, steps), code);
+    }
+    // As much as there may be.
+    let full = vec![step(vec![range(own, 0, 1); 2]); 16_384];
+    let _: Done = bench.peer.call(&plan(9, full)).unwrap();
+    let _: Done = bench.peer.call(&plan(9, vec![])).unwrap();
+    let singles = (0..20).map(|page| step(vec![range(own, page, 1)]));
+    let cut = singles.chain((0..7000).map(|_| step(vec![range(own, 0, 20)])));
+    bench.refuses(&plan(9, cut.collect()), Code::TooMany);
+    for number in 0..4 {
+        let _: Done = bench.peer.call(&plan(number, vec![good()])).unwrap();
+    }
+    bench.refuses(&plan(4, vec![good()]), Code::TooMany);
+    // Replaced, and ended; to end what is not there is no error.
+    let _: Done = bench.peer.call(&plan(3, vec![good(), good()])).unwrap();
+    let _: Done = bench.peer.call(&plan(3, vec![])).unwrap();
+    let _: Done = bench.peer.call(&plan(3, vec![])).unwrap();
+    let _: Done = bench.peer.call(&plan(4, vec![good()])).unwrap();
     bench.end();
 }
 
