@@ -2,6 +2,11 @@
 //!
 //! *Efficiency* is the ideal time of a pass over the actual one, and the ideal is the longer of the compute and the
 //! transfer of what does not fit.
+#![expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "figures of a model: positive, and far below where they would not fit"
+)]
 
 use lapis_tests::paced::{Layer, Machine, Outcome, Workload, run, uniform};
 
