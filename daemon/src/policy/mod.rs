@@ -11,11 +11,15 @@
 use std::fmt::Debug;
 
 pub mod arc;
+pub mod gap;
 mod held;
+pub mod index;
+pub mod learned;
 pub mod lirs;
 mod list;
 pub mod lru;
 pub mod opt;
+pub mod patterns;
 pub mod s3fifo;
 #[cfg(test)]
 mod tests;

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::arc::Arc;
+use super::gap::Gap;
 use super::lirs::Lirs;
 use super::lru::Lru;
 use super::opt::Opt;
@@ -70,6 +71,8 @@ proptest! {
         check_reports(&mut S3Fifo::new(capacity), capacity, &ops);
         check_reports(&mut Arc::new(capacity), capacity, &ops);
         check_reports(&mut Lirs::new(capacity), capacity, &ops);
+        check_reports(&mut Gap::new(capacity), capacity, &ops);
+        check_reports(&mut Gap::index_only(capacity), capacity, &ops);
         let accesses = |op: &Op| if let Op::Access(slot, _) = op { Some(*slot) } else { None };
         let trace: Vec<Slot> = ops.iter().filter_map(accesses).collect();
         check_reports(&mut Opt::new(capacity, &trace), capacity, &ops);
