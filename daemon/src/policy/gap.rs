@@ -23,7 +23,9 @@ pub struct Gap {
     slots: Vec<Slot>,
     /// By slot: where it is among them.
     places: Vec<u32>,
-    learned: Option<Learned>,
+    learned: Learned,
+    /// Whether the learned plan counts.
+    planned: bool,
     index: Index,
     /// The worst of the last sample.
     worst: Vec<Slot>,
@@ -36,7 +38,7 @@ impl Gap {
     /// An empty one of so many pages.
     #[must_use]
     pub fn new(capacity: u64) -> Self {
-        Self { learned: Some(Learned::new()), ..Self::index_only(capacity) }
+        Self { planned: true, ..Self::index_only(capacity) }
     }
 
     /// An empty one of so many pages, without a learned plan.
@@ -46,7 +48,8 @@ impl Gap {
             held: Held::new(capacity),
             slots: Vec::new(),
             places: Vec::new(),
-            learned: None,
+            learned: Learned::new(),
+            planned: false,
             index: Index::new(u32::try_from(capacity).unwrap_or(u32::MAX)),
             worst: Vec::with_capacity(KEPT),
             sample: Vec::with_capacity(ALL_MAX),
@@ -56,14 +59,14 @@ impl Gap {
 
     /// The learned plan.
     #[must_use]
-    pub fn learned(&self) -> Option<&Learned> {
-        self.learned.as_ref()
+    pub fn learned(&self) -> &Learned {
+        &self.learned
     }
 
     /// What a unit is worth to keep: one over the accesses until it is used, as far as known.
     fn worth(&self, certified: bool, slot: Slot) -> f32 {
-        let plan = self.learned.as_ref().filter(|_| certified);
-        match plan.and_then(|plan| plan.due(slot)) {
+        let due = if certified { self.learned.due(slot) } else { None };
+        match due {
             Some(due) => 1.0 / due as f32,
             None => self.index.worth(slot),
         }
@@ -104,7 +107,7 @@ impl Gap {
 
     /// The worst of those looked at.
     fn victim(&mut self, spared: Option<Slot>) -> Option<Slot> {
-        let certified = self.learned.as_ref().is_some_and(Learned::certified);
+        let certified = self.planned && self.learned.certified();
         let mut sample = std::mem::take(&mut self.sample);
         sample.clear();
         let mut random = self.random;
@@ -146,8 +149,8 @@ impl Directory for Gap {
     fn access(&mut self, slot: Slot, weight: u32, out: &mut Vec<Slot>) -> bool {
         let weight = weight.max(1);
         let hit = self.held.contains(slot);
-        if let Some(learned) = &mut self.learned {
-            learned.observe(slot);
+        if self.planned {
+            self.learned.observe(slot);
         }
         self.index.observe(slot);
         if !self.held.can_hold(weight) {
@@ -165,9 +168,7 @@ impl Directory for Gap {
     }
 
     fn forget(&mut self, slot: Slot) {
-        if let Some(learned) = &mut self.learned {
-            learned.forget(slot);
-        }
+        self.learned.forget(slot);
         self.index.forget(slot);
         self.remove(slot);
     }

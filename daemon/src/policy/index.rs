@@ -23,6 +23,8 @@ const EPOCH_MIN: u32 = 128;
 const SWEEP_MAX: usize = 16;
 /// What the last interval weighs in the mean.
 const MEAN_STEP: f32 = 0.25;
+/// An interval counts as at most so many means: one that was much longer says that something else came between.
+const FAR: f32 = 10.0;
 /// An interval was guessed well if it was within this share of the guess.
 const WELL: f32 = 0.125;
 /// Counts of a class that are enough for its past to be halved.
@@ -167,7 +169,7 @@ impl Record {
         } else if latest < earlier {
             self.choice = (self.choice - 1).max(-2);
         }
-        self.mean += MEAN_STEP * (interval - self.mean);
+        self.mean += MEAN_STEP * (interval.min(self.mean * FAR) - self.mean);
         (self.earlier, self.latest) = (self.latest, interval);
         self.intervals = 2;
     }

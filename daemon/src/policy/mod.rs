@@ -10,7 +10,9 @@
 
 use std::fmt::Debug;
 
+pub mod adapt;
 pub mod arc;
+pub mod duel;
 pub mod gap;
 mod held;
 pub mod index;
@@ -23,6 +25,10 @@ pub mod patterns;
 pub mod s3fifo;
 #[cfg(test)]
 mod tests;
+mod units;
+
+/// A chunk of pages, by an id of whoever uses a policy.
+pub type Unit = u64;
 
 /// The number of a unit in a directory. Numbers are dense: a directory's memory is proportional to the largest.
 pub type Slot = u32;

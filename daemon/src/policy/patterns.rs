@@ -20,31 +20,41 @@ const LAYER: u32 = 8;
 const LAYERS: u32 = 80;
 const MODEL: u32 = LAYER * LAYERS;
 
-/// All of them. `passes` scales how long they are; 40 is long enough for anything to be learned.
+const MAKERS: [(&str, Make); 14] = [
+    ("cycle", cycle),
+    ("forward-backward", forward_backward),
+    ("training-step", training_step),
+    ("two-cycles", two_cycles),
+    ("two-cycles-random", two_cycles_random),
+    ("cycle-hot-set", cycle_hot_set),
+    ("phase-change", phase_change),
+    ("three-models", three_models),
+    ("cycle-skips", cycle_skips),
+    ("growing-kv", growing_kv),
+    ("cycle-kv-zipf", cycle_kv_zipf),
+    ("strided", strided),
+    ("nested-loops", nested_loops),
+    ("experts", experts),
+];
+
+/// What patterns are called.
+pub const NAMES: [&str; MAKERS.len()] = {
+    let mut names = [""; MAKERS.len()];
+    let mut at = 0;
+    while at < MAKERS.len() {
+        names[at] = MAKERS[at].0;
+        at += 1;
+    }
+    names
+};
+
+/// A pattern by its name. `passes` scales how long it is; in 40 anything can be learned.
 #[must_use]
-pub fn all(passes: u32) -> Vec<Pattern> {
-    let makers: [(&'static str, Make); 14] = [
-        ("cycle", cycle),
-        ("forward-backward", forward_backward),
-        ("training-step", training_step),
-        ("two-cycles", two_cycles),
-        ("two-cycles-random", two_cycles_random),
-        ("cycle-hot-set", cycle_hot_set),
-        ("phase-change", phase_change),
-        ("three-models", three_models),
-        ("cycle-skips", cycle_skips),
-        ("growing-kv", growing_kv),
-        ("cycle-kv-zipf", cycle_kv_zipf),
-        ("strided", strided),
-        ("nested-loops", nested_loops),
-        ("experts", experts),
-    ];
-    let make = |(name, make): (&'static str, Make)| {
-        let mut maker = Maker { accesses: Vec::new(), random: 0x9e37_79b9_7f4a_7c15 };
-        make(passes, &mut maker);
-        Pattern { name, accesses: maker.accesses }
-    };
-    makers.into_iter().map(make).collect()
+pub fn make(name: &str, passes: u32) -> Option<Pattern> {
+    let (name, make) = MAKERS.into_iter().find(|maker| maker.0 == name)?;
+    let mut maker = Maker { accesses: Vec::new(), random: 0x9e37_79b9_7f4a_7c15 };
+    make(passes, &mut maker);
+    Some(Pattern { name, accesses: maker.accesses })
 }
 
 /// Writes accesses down.
@@ -137,7 +147,7 @@ fn cycle_hot_set(passes: u32, to: &mut Maker) {
 /// One model, then another, then the first again.
 fn phase_change(passes: u32, to: &mut Maker) {
     for phase in 0..3 {
-        for _ in 0..passes / 2 {
+        for _ in 0..passes {
             to.range(phase % 2 * MODEL / 2, MODEL / 2);
         }
     }
@@ -223,11 +233,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn there_are_no_others() {
+        assert!(make("", 4).is_none());
+    }
+
+    #[test]
     fn patterns_have_dense_slots_and_are_the_same_every_time() {
-        let (patterns, again) = (all(4), all(4));
-        for (pattern, again) in patterns.iter().zip(&again) {
-            let name = pattern.name;
-            assert_eq!(pattern.accesses, again.accesses, "{name}");
+        for name in NAMES {
+            let pattern = make(name, 4).unwrap();
+            assert_eq!(pattern.accesses, make(name, 4).unwrap().accesses, "{name}");
             assert!(pattern.accesses.len() > 300, "{name}");
             let most = *pattern.accesses.iter().max().unwrap();
             assert!(most < 2 * MODEL, "{name}: {most}");

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::arc::Arc;
+use super::duel::{Duel, Leader};
 use super::gap::Gap;
 use super::lirs::Lirs;
 use super::lru::Lru;
@@ -73,6 +74,7 @@ proptest! {
         check_reports(&mut Lirs::new(capacity), capacity, &ops);
         check_reports(&mut Gap::new(capacity), capacity, &ops);
         check_reports(&mut Gap::index_only(capacity), capacity, &ops);
+        check_reports(&mut Duel::new(capacity, Leader::Lirs), capacity, &ops);
         let accesses = |op: &Op| if let Op::Access(slot, _) = op { Some(*slot) } else { None };
         let trace: Vec<Slot> = ops.iter().filter_map(accesses).collect();
         check_reports(&mut Opt::new(capacity, &trace), capacity, &ops);

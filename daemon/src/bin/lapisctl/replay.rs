@@ -3,36 +3,43 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use clap::ValueEnum;
-use lapisd::policy::Directory;
-use lapisd::policy::arc::Arc;
-use lapisd::policy::lirs::Lirs;
-use lapisd::policy::lru::Lru;
-use lapisd::policy::opt::Opt;
-use lapisd::policy::s3fifo::S3Fifo;
-use serde::Serialize;
+use lapisd::policy::patterns::{self, Pattern};
 
 use crate::failure::Failure;
 use crate::output::{self, Format};
-use crate::text::Table;
+use policy::Policy;
+use report::Report;
 use trace::Trace;
 
+mod policy;
+mod report;
 pub(crate) mod trace;
 
-/// Version of the JSON's fields.
-const SCHEMA: u32 = 1;
+/// Passes of patterns: enough to learn them, and that what it takes to learn counts.
+const PASSES: u32 = 40;
 
 /// Replays traces of page accesses through replacement policies
 ///
 /// A trace is a file of page ids, one a line, or of requests to a KV cache, JSON lines with a list hash_ids; both
 /// may be gzip. Of a directory, files named .trace, .jsonl and the same with .gz are read. The cache begins empty, so no
-/// policy hits a page's first use. `opt` knows the future and is the most that can be had.
+/// policy hits a page's first use. What it prints is hits in a hundred accesses; opt is the most that there can be.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Replay {
     /// Files, or directories of them
-    #[arg(value_name = "TRACE", required = true)]
+    #[arg(value_name = "TRACE", required_unless_present = "patterns")]
     traces: Vec<PathBuf>,
-    /// A policy to compare; may be given several times [default: all but parts of lapis]
+    /// Replay generated patterns of models too: all, or those named
+    #[arg(
+        long,
+        value_name = "NAME",
+        num_args = 0..=1,
+        require_equals = true,
+        value_delimiter = ',',
+        default_missing_value = ALL,
+        value_parser = clap::builder::PossibleValuesParser::new(names())
+    )]
+    patterns: Vec<String>,
+    /// A policy to compare; may be given several times [default: lapis, lru, s3fifo, arc, lirs, opt]
     #[arg(long = "policy", value_enum, value_name = "NAME")]
     policies: Vec<Policy>,
     /// Sizes of the cache, in pages or as a share of the pages that a trace has
@@ -43,54 +50,21 @@ pub(crate) struct Replay {
         default_values = ["10%", "30%", "50%", "80%"]
     )]
     sizes: Vec<Share>,
+    /// Accesses at the beginning of each trace whose hits do not count
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    warm_up: usize,
     /// How to print the result
     #[arg(short, long, value_enum, value_name = "FORMAT", default_value_t = Format::Table)]
     output: Format,
 }
 
-/// A policy by its name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "lowercase")]
-enum Policy {
-    /// Least recently used
-    Lru,
-    /// S3-FIFO
-    S3fifo,
-    /// ARC
-    Arc,
-    /// LIRS
-    Lirs,
-    /// Belady's MIN, which knows the future
-    Opt,
-}
+/// The name that stands for every pattern.
+const ALL: &str = "all";
 
-impl Policy {
-    const DEFAULT: [Policy; 5] =
-        [Policy::Lru, Policy::S3fifo, Policy::Arc, Policy::Lirs, Policy::Opt];
-
-    fn name(self) -> String {
-        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
-    }
-
-    fn directory(self, pages: u64, trace: &Trace) -> Box<dyn Directory> {
-        match self {
-            Policy::Lru => Box::new(Lru::new(pages)),
-            Policy::S3fifo => Box::new(S3Fifo::new(pages)),
-            Policy::Arc => Box::new(Arc::new(pages)),
-            Policy::Lirs => Box::new(Lirs::new(pages)),
-            Policy::Opt => Box::new(Opt::new(pages, &trace.accesses)),
-        }
-    }
-
-    /// Hits on a trace with a cache of so many pages.
-    fn hits(self, pages: u64, trace: &Trace) -> u64 {
-        let (mut directory, mut out, mut hits) = (self.directory(pages, trace), Vec::new(), 0);
-        for slot in &trace.accesses {
-            out.clear();
-            hits += u64::from(directory.access(*slot, 1, &mut out));
-        }
-        hits
-    }
+fn names() -> Vec<&'static str> {
+    let mut names = vec![ALL];
+    names.extend(patterns::NAMES);
+    names
 }
 
 /// A size of the cache.
@@ -140,16 +114,32 @@ impl Share {
 
 impl Replay {
     pub(crate) fn run(&self) -> Result<(), Failure> {
-        let mut report = Report { schema: SCHEMA, policies: self.policies(), cells: Vec::new() };
+        let mut report = Report::new(self.policies(), self.warm_up);
+        for pattern in self.chosen() {
+            self.replay(&Trace::from(pattern), &mut report);
+        }
         for path in &self.traces {
             for file in trace::files(path)? {
-                report.add(&trace::read(&file)?, &self.sizes);
+                self.replay(&trace::read(&file)?, &mut report);
             }
         }
+        report.sum_up();
         output::print(&match self.output {
             Format::Table => report.table(),
             Format::Json => output::json(&report),
         })
+    }
+
+    fn replay(&self, trace: &Trace, report: &mut Report) {
+        for size in &self.sizes {
+            report.add(trace, size.pages(trace.distinct));
+        }
+    }
+
+    fn chosen(&self) -> impl Iterator<Item = Pattern> + '_ {
+        let wanted =
+            |name: &&str| self.patterns.iter().any(|wanted| wanted == ALL || wanted == name);
+        patterns::NAMES.into_iter().filter(wanted).filter_map(|name| patterns::make(name, PASSES))
     }
 
     fn policies(&self) -> Vec<Policy> {
@@ -157,71 +147,9 @@ impl Replay {
     }
 }
 
-#[derive(Debug, Serialize)]
-struct Report {
-    schema: u32,
-    policies: Vec<Policy>,
-    cells: Vec<Cell>,
-}
-
-/// A trace with a cache of one size.
-#[derive(Debug, Serialize)]
-struct Cell {
-    trace: String,
-    /// Whether its units are blocks of KV caches.
-    blocks: bool,
-    accesses: usize,
-    distinct: u32,
-    pages: u64,
-    /// In the order of the policies.
-    hits: Vec<u64>,
-    hit_ratios: Vec<f64>,
-}
-
-impl Report {
-    fn add(&mut self, trace: &Trace, sizes: &[Share]) {
-        for size in sizes {
-            let pages = size.pages(trace.distinct);
-            let hits: Vec<u64> =
-                self.policies.iter().map(|policy| policy.hits(pages, trace)).collect();
-            let ratio = |hits: &u64| *hits as f64 / trace.accesses.len() as f64;
-            self.cells.push(Cell {
-                trace: trace.name.clone(),
-                blocks: trace.blocks,
-                accesses: trace.accesses.len(),
-                distinct: trace.distinct,
-                pages,
-                hit_ratios: hits.iter().map(ratio).collect(),
-                hits,
-            });
-        }
-    }
-
-    fn table(&self) -> String {
-        let names: Vec<String> = self.policies.iter().map(|policy| policy.name()).collect();
-        let mut heading = vec!["hit %", "pages"];
-        heading.extend(names.iter().map(String::as_str));
-        let mut table = Table::new(&heading);
-        for cell in &self.cells {
-            let ratios = cell.hit_ratios.iter().map(|ratio| format!("{:.2}", ratio * 100.0));
-            table.row([cell.trace.clone(), cell.pages.to_string()].into_iter().chain(ratios));
-        }
-        let mut out = String::new();
-        table.write(&mut out);
-        out
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use trace::Numbers;
-
-    fn cycle() -> Trace {
-        let mut numbers = Numbers::default();
-        (0..40).for_each(|at| numbers.access(at % 4));
-        numbers.into_trace("cycle".to_owned(), false)
-    }
 
     #[test]
     fn sizes_are_pages_or_shares() {
@@ -236,27 +164,5 @@ mod tests {
                 "{bad}"
             );
         }
-    }
-
-    #[test]
-    fn a_report_is_a_table_or_json() {
-        let policies = vec![Policy::Lru, Policy::Opt];
-        let mut report = Report { schema: SCHEMA, policies, cells: Vec::new() };
-        report.add(&cycle(), &[Share::Percent(50.0), Share::Pages(4)]);
-        assert_eq!(
-            report.table(),
-            "hit %  pages    lru    opt\n\
-             cycle      2   0.00  30.00\n\
-             cycle      4  90.00  90.00\n"
-        );
-        report.cells.pop();
-        assert_eq!(
-            output::json(&report),
-            concat!(
-                r#"{"schema":1,"policies":["lru","opt"],"cells":[{"trace":"cycle","blocks":false,"#,
-                r#""accesses":40,"distinct":4,"pages":2,"hits":[0,12],"hit_ratios":[0.0,0.3]}]}"#,
-                "\n"
-            )
-        );
     }
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use flate2::bufread::MultiGzDecoder;
 use lapisd::policy::Slot;
+use lapisd::policy::patterns::Pattern;
 use serde::Deserialize;
 
 /// Most bytes of a line.
@@ -74,15 +75,23 @@ pub(crate) enum LineError {
 
 /// A trace: which units are used, one after another.
 #[derive(Debug)]
-pub(crate) struct Trace {
+pub(super) struct Trace {
     /// How it is called in a report.
-    pub(crate) name: String,
+    pub(super) name: String,
     /// Units in order; they are numbered as they appear.
-    pub(crate) accesses: Vec<Slot>,
+    pub(super) accesses: Vec<Slot>,
     /// How many there are.
-    pub(crate) distinct: u32,
+    pub(super) distinct: u32,
     /// Whether it is of blocks of KV caches.
-    pub(crate) blocks: bool,
+    pub(super) blocks: bool,
+}
+
+impl From<Pattern> for Trace {
+    fn from(pattern: Pattern) -> Trace {
+        let mut numbers = Numbers::default();
+        pattern.accesses.into_iter().for_each(|slot| numbers.access(u64::from(slot)));
+        numbers.into_trace(pattern.name.to_owned(), false)
+    }
 }
 
 /// What a request of a KV block trace says about blocks.
@@ -92,7 +101,7 @@ struct Blocks {
 }
 
 /// The file, or the files of a directory that are traces by their names.
-pub(crate) fn files(path: &Path) -> Result<Vec<PathBuf>, TraceError> {
+pub(super) fn files(path: &Path) -> Result<Vec<PathBuf>, TraceError> {
     let open = |source| TraceError::Open { path: path.to_owned(), source };
     if !path.metadata().map_err(open)?.is_dir() {
         return Ok(vec![path.to_owned()]);
@@ -110,7 +119,7 @@ pub(crate) fn files(path: &Path) -> Result<Vec<PathBuf>, TraceError> {
 }
 
 /// Reads a trace.
-pub(crate) fn read(path: &Path) -> Result<Trace, TraceError> {
+pub(super) fn read(path: &Path) -> Result<Trace, TraceError> {
     let open = |source| TraceError::Open { path: path.to_owned(), source };
     let mut file = BufReader::new(File::open(path).map_err(open)?);
     let start = file.fill_buf().map_err(|source| TraceError::Read {
@@ -158,18 +167,18 @@ fn parse(path: &Path, mut reader: impl BufRead) -> Result<Trace, TraceError> {
 
 /// Numbers units as they appear.
 #[derive(Debug, Default)]
-pub(crate) struct Numbers {
+pub(super) struct Numbers {
     known: HashMap<u64, Slot>,
     accesses: Vec<Slot>,
 }
 
 impl Numbers {
-    pub(crate) fn access(&mut self, id: u64) {
+    pub(super) fn access(&mut self, id: u64) {
         let next = Slot::try_from(self.known.len()).unwrap_or(Slot::MAX);
         self.accesses.push(*self.known.entry(id).or_insert(next));
     }
 
-    pub(crate) fn into_trace(self, name: String, blocks: bool) -> Trace {
+    pub(super) fn into_trace(self, name: String, blocks: bool) -> Trace {
         let distinct = u32::try_from(self.known.len()).unwrap_or(u32::MAX);
         Trace { name, accesses: self.accesses, distinct, blocks }
     }
