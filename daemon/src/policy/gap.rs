@@ -9,11 +9,13 @@ use super::learned::Learned;
 use super::{Directory, Slot};
 
 /// With so many units or fewer all of them are looked at.
-const ALL_MAX: usize = 512;
-/// Units that are looked at for a victim.
-const SAMPLE: usize = 64;
+const ALL_MAX: usize = 64;
+/// Units drawn to be looked at for a victim.
+const SAMPLE: usize = 12;
 /// The worst of them that are looked at again for the next one.
-const KEPT: usize = 16;
+const KEPT: usize = 12;
+/// The units used last, which are looked at too: in a cycle they are the ones that come last.
+const RECENT: usize = 6;
 
 /// A directory that keeps what is worth most.
 #[derive(Debug)]
@@ -29,6 +31,9 @@ pub struct Gap {
     index: Index,
     /// The worst of the last sample.
     worst: Vec<Slot>,
+    /// The last units used, in turn.
+    recent: [Slot; RECENT],
+    next_recent: usize,
     /// By worth.
     sample: Vec<(f32, Slot)>,
     random: u64,
@@ -52,6 +57,8 @@ impl Gap {
             planned: false,
             index: Index::new(u32::try_from(capacity).unwrap_or(u32::MAX)),
             worst: Vec::with_capacity(KEPT),
+            recent: [0; RECENT],
+            next_recent: 0,
             sample: Vec::with_capacity(ALL_MAX),
             random: 0x2545_f491_4f6c_dd1d,
         }
@@ -112,14 +119,15 @@ impl Gap {
         sample.clear();
         let mut random = self.random;
         let mut look = |slot: Slot| {
-            if spared != Some(slot) && self.held.contains(slot) {
+            if spared != Some(slot) {
                 sample.push((self.worth(certified, slot), slot));
             }
         };
         if self.slots.len() <= ALL_MAX {
             self.slots.iter().copied().for_each(&mut look);
         } else {
-            self.worst.iter().copied().for_each(&mut look);
+            let held = |slot: &Slot| self.held.contains(*slot);
+            self.worst.iter().chain(&self.recent).copied().filter(held).for_each(&mut look);
             for _ in 0..SAMPLE {
                 random = next_random(random);
                 let drawn = usize::try_from(random >> 16).unwrap_or(0) % self.slots.len();
@@ -127,10 +135,15 @@ impl Gap {
             }
         }
         self.random = random;
-        sample.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        let by_worth = |a: &(f32, Slot), b: &(f32, Slot)| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1));
+        if sample.len() > KEPT + 1 {
+            sample.select_nth_unstable_by(KEPT, by_worth);
+            sample.truncate(KEPT + 1);
+        }
+        sample.sort_unstable_by(by_worth);
         sample.dedup_by_key(|looked| looked.1);
         self.worst.clear();
-        self.worst.extend(sample.iter().skip(1).take(KEPT).map(|looked| looked.1));
+        self.worst.extend(sample.iter().skip(1).map(|looked| looked.1));
         let victim = sample.first().map(|looked| looked.1);
         self.sample = sample;
         victim
@@ -153,6 +166,8 @@ impl Directory for Gap {
             self.learned.observe(slot);
         }
         self.index.observe(slot);
+        self.recent[self.next_recent] = slot;
+        self.next_recent = (self.next_recent + 1) % RECENT;
         if !self.held.can_hold(weight) {
             self.remove(slot);
             out.push(slot);
