@@ -20,6 +20,7 @@ pub mod learned;
 pub mod lirs;
 mod list;
 pub mod lru;
+pub mod mrc;
 pub mod opt;
 pub mod patterns;
 pub mod s3fifo;
