@@ -13,6 +13,8 @@ use super::opt::Opt;
 use super::s3fifo::S3Fifo;
 use super::{Directory, Slot};
 
+mod shares;
+
 #[derive(Debug, Clone)]
 enum Op {
     Access(Slot, u32),
