@@ -15,6 +15,8 @@ use super::{Directory, Slot};
 
 /// The least lead that another policy must have, as a divisor of the capacity.
 const LEAD_SHARE: u64 = 32;
+/// The least lead as a divisor of the units known: all of them are looked at when another leads.
+const KNOWN_SHARE: u64 = 256;
 /// Accesses between two cuts of what work is remembered, as a divisor of the capacity.
 const CUT_SHARE: u64 = 8;
 /// Policies there are.
@@ -223,10 +225,11 @@ impl Duel {
 
     /// Follows another policy if that is worth it.
     fn judge(&mut self) {
+        let looks = self.entries.len() as u64 / KNOWN_SHARE;
+        let least = (self.held.capacity() / LEAD_SHARE).max(looks).max(1);
         let lead = |expert: Leader| {
             let lead = self.work[self.leader as usize].saturating_sub(self.work[expert as usize]);
-            let cost = self.missing[expert as usize].max(self.held.capacity() / LEAD_SHARE).max(1);
-            (lead >= cost).then_some(lead)
+            (lead >= self.missing[expert as usize].max(least)).then_some(lead)
         };
         let best = ALL.into_iter().filter(|expert| *expert != self.leader);
         let best = best.filter_map(|expert| Some((lead(expert)?, expert)));

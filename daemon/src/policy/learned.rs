@@ -12,7 +12,7 @@
 use super::Slot;
 
 /// Most accesses remembered: a cycle that is longer is not found.
-const RING_MAX: u64 = 1 << 20;
+const RING_MAX: u64 = 1 << 18;
 /// Accesses in a row that must have come as planned, at least.
 const RUN_MIN: u64 = 16;
 /// The share of a period that must have come as planned, as a divisor.
@@ -186,7 +186,7 @@ impl Learned {
 
     /// Makes place for more contexts: half full at most, so that one is seldom overwritten by another.
     fn grow(&mut self) {
-        self.contexts = vec![0; self.contexts.len().saturating_mul(4)];
+        self.contexts = vec![0; self.contexts.len().saturating_mul(2)];
         for number in 0..self.head {
             if let Some(context) = self.context(number) {
                 self.contexts[context] = number + 1;
