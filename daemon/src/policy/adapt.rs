@@ -218,7 +218,7 @@ mod tests {
         for round in 0..20u64 {
             let back = round % 2 == 1;
             for at in 0..100 {
-                follower.touch(if back { 99 - at } else { at });
+                follower.touch(1000 + if back { 99 - at } else { at });
                 told = told.max(follower.changes.let_go.len());
             }
         }

@@ -11,7 +11,7 @@ use super::{Directory, Slot};
 /// With so many units or fewer all of them are looked at.
 const ALL_MAX: usize = 64;
 /// Units drawn to be looked at for a victim.
-const SAMPLE: usize = 12;
+const SAMPLE: usize = 8;
 /// The worst of them that are looked at again for the next one.
 const KEPT: usize = 12;
 /// The units used last, which are looked at too: in a cycle they are the ones that come last.

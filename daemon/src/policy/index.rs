@@ -20,7 +20,7 @@ const KINDS: usize = 4;
 /// Accesses between two looks at what was counted, at least.
 const EPOCH_MIN: u32 = 128;
 /// Most units looked at on an access to count their exposure.
-const SWEEP_MAX: usize = 8;
+const SWEEP_MAX: usize = 4;
 /// What the last interval weighs in the mean.
 const MEAN_STEP: f32 = 0.25;
 /// An interval counts as at most so many means: one that was much longer says that something else came between.
