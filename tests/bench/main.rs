@@ -4,6 +4,7 @@
 //! measured before and after ours, so a disk that drifts doesn't decide. `-- --quick` runs one short round.
 
 mod disk;
+mod policy;
 mod round_trip;
 mod table;
 
@@ -46,6 +47,8 @@ fn main() {
         let (map, pair) = round_trip::map();
         table.add("map, resident page, p50", "us", "socket echo", map, echo);
         table.add("map and unmap, resident page, p50", "us", "socket echo", pair, echo);
+        let (ours, lru) = policy::access();
+        table.add("policy, an access, 500,000 units known", "us", "LRU alone", ours, lru);
     }
     print!("{table}");
     let path = lapis_tests::binaries::directory().parent().expect("in target").join("bench.json");

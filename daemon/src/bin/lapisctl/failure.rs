@@ -10,6 +10,7 @@ use lapis::model::ModelError;
 use lapisd::config::{ConfigError, Size, Subject};
 use lapisd::reactor::StartError;
 
+use crate::replay::trace::TraceError;
 use crate::stream::reference::ReferenceError;
 
 /// The exit statuses, as scripts see them.
@@ -47,6 +48,9 @@ pub(crate) enum Failure {
     /// The model's file, read to check the tiers.
     #[error(transparent)]
     Reference(#[from] ReferenceError),
+    /// A trace of accesses.
+    #[error(transparent)]
+    Trace(#[from] TraceError),
     /// Flags for an embedded daemon, where another is used.
     #[error(
         "{flags} would configure an embedded daemon, but the daemon at {} runs already",
@@ -106,6 +110,7 @@ impl Failure {
         match self {
             Failure::Model(error) => model_exit(error),
             Failure::Client(error) => client_exit(error),
+            Failure::Trace(error) => trace_exit(error),
             Failure::NoQuota { .. } | Failure::Config(ConfigError::NoSuchName { .. }) => {
                 Exit::NotFound
             }
@@ -148,7 +153,12 @@ impl Failure {
                     .into()
             }
             Failure::NoQuota { .. } => "see the quotas there are with `lapisctl quota show`".into(),
-            Failure::Model(_) | Failure::Reference(_) | Failure::Output(_) => return None,
+            Failure::Trace(TraceError::Line { .. } | TraceError::Empty { .. }) => {
+                "see what a trace looks like with `lapisctl replay --help`".into()
+            }
+            Failure::Model(_) | Failure::Trace(_) | Failure::Reference(_) | Failure::Output(_) => {
+                return None;
+            }
         })
     }
 
@@ -179,6 +189,17 @@ fn model_exit(error: &ModelError) -> Exit {
         ModelError::NoModel { .. } | ModelError::ShardMissing { .. } => Exit::NotFound,
         ModelError::Ambiguous { .. } => Exit::Usage,
         _ => Exit::Failure,
+    }
+}
+
+fn trace_exit(error: &TraceError) -> Exit {
+    match error {
+        TraceError::Open { source, .. } | TraceError::Read { source, .. } => match source.kind() {
+            io::ErrorKind::NotFound => Exit::NotFound,
+            io::ErrorKind::PermissionDenied => Exit::Denied,
+            _ => Exit::Failure,
+        },
+        TraceError::Line { .. } | TraceError::Empty { .. } => Exit::Failure,
     }
 }
 
@@ -259,6 +280,10 @@ mod tests {
         Failure::Model(ModelError::Io { path: "/m".into(), action: "open it", source: kind.into() })
     }
 
+    fn trace(kind: io::ErrorKind) -> Failure {
+        Failure::Trace(TraceError::Open { path: "/t".into(), source: kind.into() })
+    }
+
     #[test]
     fn statuses_are_as_documented() {
         let cases = [
@@ -279,6 +304,10 @@ mod tests {
             (Failure::Config(ConfigError::ShareOfSim), 2),
             (Failure::Config(ConfigError::NoSuchName { kind: "user", name: "bob".to_owned() }), 5),
             (Failure::NoQuota { subject: Subject::EachUser }, 5),
+            (trace(io::ErrorKind::NotFound), 5),
+            (trace(io::ErrorKind::PermissionDenied), 4),
+            (trace(io::ErrorKind::Other), 1),
+            (Failure::Trace(TraceError::Empty { path: "/t".into() }), 1),
             (Failure::Mismatch { tensors: "1 tensor".to_owned() }, 1),
         ];
         for (failure, status) in cases {

@@ -5,6 +5,7 @@ mod connect;
 mod failure;
 mod output;
 mod quota;
+mod replay;
 mod status;
 mod stream;
 mod text;
@@ -31,6 +32,7 @@ enum Verb {
     Status(status::Status),
     Tier(tier::Tier),
     Quota(quota::Quota),
+    Replay(replay::Replay),
 }
 
 const AFTER_HELP: &str = "\
@@ -48,6 +50,7 @@ fn main() -> ExitCode {
         Verb::Status(status) => status.run(),
         Verb::Tier(tier) => tier.run(),
         Verb::Quota(quota) => quota.run(),
+        Verb::Replay(replay) => replay.run(),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
