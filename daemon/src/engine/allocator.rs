@@ -278,6 +278,7 @@ impl Engine {
             return;
         }
         let backing = self.table.remove(id);
+        self.forget_recommended(id, backing.pages_count());
         match backing.source {
             Source::Anonymous(_) => self.anonymous_pages -= u64::from(backing.pages_count()),
             Source::File { file, .. } => outbox.push(Command::CloseFile(file)),

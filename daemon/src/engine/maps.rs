@@ -223,6 +223,7 @@ impl Engine {
                 self.want(at);
             }
         }
+        self.recommend(&spans);
         if pending.missing == 0 {
             self.complete.push(id);
         }

@@ -22,6 +22,7 @@ use page::Motion;
 use page_table::{FileKey, PageTable};
 use policy::pace::Link;
 use prefetch::{PrefetchKey, Wanted};
+use recommend::Recommender;
 use resize::Sizes;
 use session::Session;
 
@@ -44,6 +45,7 @@ mod plans;
 pub mod policy;
 mod prefetch;
 pub mod quota;
+mod recommend;
 pub mod refusal;
 mod resize;
 mod revocation;
@@ -104,6 +106,7 @@ pub struct Engine {
     complete: Vec<PendingId>,
     /// Fills under way for prefetches.
     prefetches_moving: u32,
+    recommender: Recommender,
     /// Names plans.
     last_plan: u32,
     /// When a planned fetch is due next, microseconds.
@@ -132,6 +135,7 @@ impl Engine {
     /// An engine with nothing in it.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
+        let vram_frames = limits.vram_frames;
         Self {
             vram: VramFrames::new(limits.vram_frames),
             ram: FreeSlots::new(limits.ram_frames),
@@ -167,6 +171,7 @@ impl Engine {
             flushed: Vec::new(),
             complete: Vec::new(),
             prefetches_moving: 0,
+            recommender: Recommender::new(vram_frames),
             last_plan: 0,
             planned_at: None,
             read_link: Link::default(),

@@ -271,7 +271,7 @@ mod tests {
 
     #[test]
     fn metadata_of_a_page_is_small() {
-        assert!(size_of::<Page>() <= 96, "{} bytes", size_of::<Page>());
+        assert!(size_of::<Page>() <= 104, "{} bytes", size_of::<Page>());
     }
 
     #[test]

@@ -153,6 +153,12 @@ impl PageTable {
         self.backings[id.0 as usize].as_mut().expect("a live backing")
     }
 
+    /// Pages of a backing, if it is there.
+    #[must_use]
+    pub fn pages_count(&self, id: BackingId) -> Option<u32> {
+        Some(self.backings.get(id.0 as usize)?.as_ref()?.pages_count())
+    }
+
     /// Whether a backing is still there: queues may hold pages of one that has gone.
     #[must_use]
     pub fn find(&self, page: PageRef) -> Option<&Page> {
