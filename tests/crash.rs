@@ -7,8 +7,10 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use lapis::{Access, Client, Code, Counters, Error};
-use lapis_tests::binaries::scratch;
+use lapis_tests::binaries::{scratch, test_client};
+use lapis_tests::bytes::{edit, read};
 use lapis_tests::daemon::{Daemon, arguments, failed_start};
+use lapis_tests::device::{is_given_back, runs_on_a_gpu, runs_on_the_fake_gpu, scale};
 use lapis_tests::good::{Sample, nothing_is_left, still_serves};
 use lapis_tests::victim::Victim;
 use lapis_tests::wait::{WAIT, until};
@@ -24,7 +26,7 @@ fn victim(daemon: &Daemon, role: &str, rest: &[&str]) -> Victim {
 }
 
 fn start(uid: Option<u32>, daemon: &Daemon, role: &str, rest: &[&str]) -> Option<Victim> {
-    Victim::start(env!("CARGO_BIN_EXE_test-client"), uid, role, daemon.socket(), rest)
+    Victim::start(&test_client(), uid, role, daemon.socket(), rest)
 }
 
 /// Waits until the daemon has done so much of something since now.
@@ -118,7 +120,7 @@ fn a_client_killed_while_it_writes_leaves_nothing() {
 fn a_client_killed_while_it_prefetches_leaves_nothing() {
     let daemon = Daemon::start(SMALL);
     let descriptors = daemon.descriptors();
-    let sample = Sample::new(2, 8 << 20);
+    let sample = sample(2, 128);
     for pages in [0, 5, 50, 300] {
         let client = victim(&daemon, "prefetch", &[sample.path().to_str().unwrap()]);
         progress(&daemon, pages, |total| total.file_to_ram.pages);
@@ -131,7 +133,8 @@ fn a_client_killed_while_it_prefetches_leaves_nothing() {
 
 #[test]
 fn clients_killed_while_they_spill_leave_nothing_and_the_living_keep_their_bytes() {
-    let daemon = Daemon::start(&[&SMALL[..6], &["--nvme", "8MiB"]].concat());
+    // Room for one more than live at once: pages that are being copied when their client dies are free a little later.
+    let daemon = Daemon::start(&[&SMALL[..6], &["--nvme", "12MiB"]].concat());
     let descriptors = daemon.descriptors();
     let living = victim(&daemon, "write", &["40"]);
     for pages in [0, 3, 40, 200] {
@@ -170,7 +173,7 @@ fn frames_that_a_process_keeps_are_used_again_only_when_it_is_dead() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mapping = client.map(&[(&allocation, 0..4 * size)], Access::Read, LONG);
-            granted.send(mapping.map(|mapping| mapping.bytes(0).iter().all(|byte| *byte == 0)))
+            granted.send(mapping.map(|mapping| read(&mapping, 0).iter().all(|byte| *byte == 0)))
         });
         let watcher = daemon.connect();
         until("a frame is in quarantine", || {
@@ -183,7 +186,7 @@ fn frames_that_a_process_keeps_are_used_again_only_when_it_is_dead() {
         assert!(zeros, "another user's bytes are in the frame");
     });
     let mapping = allocation.map_all(Access::Read).unwrap();
-    assert!(mapping.bytes(0).iter().all(|byte| *byte == 0), "another user's bytes are in a frame");
+    assert!(read(&mapping, 0).iter().all(|byte| *byte == 0), "another user's bytes are in a frame");
     drop(mapping);
     drop((allocation, client));
     comes_back(&daemon, descriptors);
@@ -195,10 +198,10 @@ fn frames_that_a_process_keeps_are_used_again_only_when_it_is_dead() {
 fn clients_of_a_killed_daemon_are_told_and_the_next_one_starts_in_its_place() {
     let directory = scratch();
     let daemon = Daemon::start_in(directory.path(), SMALL);
-    let sample = Sample::new(3, 1 << 20);
+    let sample = sample(3, 16);
     let client = daemon.connect();
     let size = client.page_size();
-    let file = client.open_path(sample.path(), 0, 1 << 20).unwrap();
+    let file = client.open_path(sample.path(), 0, 16 * size).unwrap();
     let busy = victim(&daemon, "allocate", &[]);
     let mapping = file.map(0..15 * size, Access::Read).unwrap();
     let waiting = daemon.connect();
@@ -207,12 +210,13 @@ fn clients_of_a_killed_daemon_are_told_and_the_next_one_starts_in_its_place() {
         let allocation = waiting.allocate(2 * size).unwrap();
         std::thread::spawn(move || told.send(allocation.map_all(Access::Write).map(drop)))
     };
+    let killed = daemon.pid();
     daemon.kill();
     let error = tell.recv_timeout(WAIT).unwrap().unwrap_err();
     assert!(matches!(error, Error::Disconnected), "{error}");
     assert!(error.is_retryable());
     thread.join().unwrap().unwrap();
-    assert!(mapping.bytes(0) == &sample.content()[..mapping.bytes(0).len()]);
+    assert!(*read(&mapping, 0) == sample.content()[..mapping.length(0)]);
     for error in [
         client.stats().unwrap_err(),
         client.allocate(1).unwrap_err(),
@@ -235,6 +239,7 @@ fn clients_of_a_killed_daemon_are_told_and_the_next_one_starts_in_its_place() {
     // Clients of the old daemon don't become the new one's.
     assert!(matches!(client.stats().unwrap_err(), Error::Disconnected));
     drop((file, client, waiting, busy));
+    is_given_back(killed);
     still_serves(&daemon);
     daemon.stop_well();
 }
@@ -247,8 +252,10 @@ fn a_daemon_killed_again_and_again_while_it_spills_starts_again() {
         still_serves(&daemon);
         let client = victim(&daemon, "write", &["40"]);
         progress(&daemon, pages, |total| total.ram_to_spill.pages);
+        let killed = daemon.pid();
         daemon.kill();
         client.kill();
+        is_given_back(killed);
     }
     let daemon = Daemon::start_in(directory.path(), SMALL);
     still_serves(&daemon);
@@ -267,7 +274,7 @@ fn two_daemons_do_not_share_a_socket_or_a_spill() {
     let allocation = client.allocate(30 * client.page_size()).unwrap();
     for page in 0..30 {
         let range = page * client.page_size()..(page + 1) * client.page_size();
-        allocation.map(range, Access::Overwrite).unwrap().bytes_mut(0).fill(7);
+        edit(&mut allocation.map(range, Access::Overwrite).unwrap(), 0, |bytes| bytes.fill(7));
     }
     let lapisd = || std::process::Command::new(lapis_tests::binaries::lapisd());
     let (status, said) = failed_start(lapisd().args(arguments(directory.path(), SMALL)));
@@ -288,11 +295,16 @@ fn two_daemons_do_not_share_a_socket_or_a_spill() {
     for page in 0..30 {
         let range = page * client.page_size()..(page + 1) * client.page_size();
         let mapping = allocation.map(range, Access::Read).unwrap();
-        assert!(mapping.bytes(0).iter().all(|byte| *byte == 7), "page {page} of the first daemon");
+        assert!(read(&mapping, 0).iter().all(|byte| *byte == 7), "page {page} of the first daemon");
     }
     drop((allocation, client));
     still_serves(&daemon);
     daemon.stop_well();
+}
+
+/// A file of so many pages.
+fn sample(seed: u64, pages: u64) -> Sample {
+    Sample::new(seed, usize::try_from(pages * (64 << 10) * scale()).unwrap())
 }
 
 /// Maps page after page until the daemon is gone; returns how it was told.
@@ -306,12 +318,12 @@ fn load(client: &Client, sample: &Sample) -> Error {
             for page in 0..12 {
                 let range = page * size..(page + 1) * size;
                 let ranges = [(&memory, range.clone())];
-                client.map(&ranges, Access::Write, LONG)?.bytes_mut(0).fill(1);
+                edit(&mut client.map(&ranges, Access::Write, LONG)?, 0, |bytes| bytes.fill(1));
                 file.prefetch(range.clone())?;
                 let mapping = file.map(range.clone(), Access::Read)?;
                 let expected =
                     usize::try_from(range.start).unwrap()..usize::try_from(range.end).unwrap();
-                assert!(mapping.bytes(0) == &sample.content()[expected]);
+                assert!(*read(&mapping, 0) == sample.content()[expected]);
             }
         }
     };
@@ -323,18 +335,19 @@ fn a_daemon_told_to_stop_under_load_ends_well() {
     for signal in [nix::sys::signal::Signal::SIGTERM, nix::sys::signal::Signal::SIGINT] {
         let directory = scratch();
         let daemon = Daemon::start_in(directory.path(), SMALL);
-        let sample = Sample::new(4, 1 << 20);
+        let sample = sample(4, 16);
         let (ended, end) = channel();
         let holder = daemon.connect();
         let memory = holder.allocate(2 * holder.page_size()).unwrap();
         let mut held = memory.map_all(Access::Write).unwrap();
-        held.bytes_mut(0).fill(0x5C);
+        edit(&mut held, 0, |bytes| bytes.fill(0x5C));
         for _ in 0..3 {
             let (client, ended) = (daemon.connect(), ended.clone());
             let sample = Sample::new(4, sample.content().len());
             std::thread::spawn(move || ended.send(load(&client, &sample)));
         }
         progress(&daemon, 100, |total| total.maps);
+        let stopped = daemon.pid();
         daemon.signal(signal);
         for _ in 0..3 {
             let error = end.recv_timeout(WAIT).unwrap();
@@ -349,9 +362,21 @@ fn a_daemon_told_to_stop_under_load_ends_well() {
         let left = directory.path().read_dir().unwrap().map(|entry| entry.unwrap().file_name());
         assert_eq!(left.collect::<Vec<_>>(), ["lapis.lock"]);
         // What was mapped can be read, and written, to the end.
-        assert!(held.bytes(0).iter().all(|byte| *byte == 0x5C));
-        held.bytes_mut(0).fill(0x5D);
-        assert!(held.bytes(0).iter().all(|byte| *byte == 0x5D));
+        assert!(read(&held, 0).iter().all(|byte| *byte == 0x5C));
+        edit(&mut held, 0, |bytes| bytes.fill(0x5D));
+        assert!(read(&held, 0).iter().all(|byte| *byte == 0x5D));
         assert!(matches!(held.unmap().unwrap_err(), Error::Disconnected));
+        drop((memory, holder));
+        is_given_back(stopped);
     }
+}
+
+#[test]
+fn all_of_this_on_the_fake_gpu() {
+    runs_on_the_fake_gpu();
+}
+
+#[test]
+fn all_of_this_on_a_gpu() {
+    runs_on_a_gpu();
 }

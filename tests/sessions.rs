@@ -18,6 +18,7 @@ use lapis_proto::message::{
     Allocate, Allocated, Bye, Done, Frames, Free, Hello, Map, Mapped, OpenFile, PageRange,
     Prefetch, Refused, Revoke, Revoked, Stat, Stats, Unmap,
 };
+use lapis_tests::binaries::test_client;
 use lapis_tests::daemon::Daemon;
 use lapis_tests::good::{Sample, nothing_is_left, still_serves, write_and_read};
 use lapis_tests::peer::{Peer, RawHeader, frame};
@@ -687,8 +688,8 @@ fn a_client_with_too_many_unread_replies_is_disconnected() {
     let held = holder.allocate(PAGE).unwrap();
     let mapping = held.map_all(Access::Read).unwrap();
     // It asks for 10,000 mappings, each of all pages but the one that is held, and reads nothing.
-    let program = env!("CARGO_BIN_EXE_test-client");
-    let deaf = Victim::start(program, None, "deaf", bench.daemon.socket(), &["240", "10000"]);
+    let deaf =
+        Victim::start(&test_client(), None, "deaf", bench.daemon.socket(), &["240", "10000"]);
     drop(mapping);
     let line = bench.daemon.wait_for_log("the client does not read: disconnected");
     assert!(line.contains("WARN"), "{line}");

@@ -7,10 +7,12 @@ use std::time::Duration;
 
 use lapis::Code;
 use lapis::model::{
-    Checkpoint, Dtype, NewTensor, SafetensorsOptions, pattern, write_gguf, write_safetensors,
+    Checkpoint, Dtype, LayerMapping, NewTensor, SafetensorsOptions, pattern, write_gguf,
+    write_safetensors,
 };
 use lapis_tests::binaries::{lapisctl, scratch};
 use lapis_tests::daemon::Daemon;
+use lapis_tests::device::{self, Device, device, runs_on_a_gpu, runs_on_the_fake_gpu};
 use lapis_tests::fixtures::minilm;
 use serde_json::Value;
 
@@ -21,6 +23,7 @@ fn stream(arguments: &[&str], cache: &Path) -> Output {
         .env("LAPIS_CACHE", cache)
         .env("XDG_CACHE_HOME", cache)
         .env_remove("LAPIS_SOCKET")
+        .env("LAPISD_DEVICE", device::name())
         .env("NO_COLOR", "1")
         .output()
         .expect("lapisctl runs")
@@ -28,9 +31,34 @@ fn stream(arguments: &[&str], cache: &Path) -> Output {
 
 fn report(output: &Output) -> Value {
     let text = String::from_utf8_lossy(&output.stdout);
-    serde_json::from_str(&text).unwrap_or_else(|error| {
+    let report: Value = serde_json::from_str(&text).unwrap_or_else(|error| {
         panic!("{error}: {text}\n{}", String::from_utf8_lossy(&output.stderr))
-    })
+    });
+    assert_eq!(report["daemon"]["device"], device::name(), "{report}");
+    report
+}
+
+/// A daemon with these tiers, and how to use it: inside the command on sim, a process of its own on a GPU.
+fn with_tiers(tiers: &[&str]) -> (Option<Daemon>, Vec<String>) {
+    let owned = |flags: &[&str]| flags.iter().map(|flag| (*flag).to_owned()).collect();
+    if device() == Device::Sim {
+        return (None, owned(&[&["--embedded"], tiers].concat()));
+    }
+    let daemon = Daemon::start(tiers);
+    let socket = daemon.socket().display().to_string();
+    (Some(daemon), owned(&["--socket", &socket]))
+}
+
+/// All bytes of a layer, wherever they are.
+fn bytes_of(layer: &LayerMapping) -> Vec<u8> {
+    let mut all = Vec::new();
+    for (place, slice) in layer.slices().iter().enumerate() {
+        let length = slice.range.end - slice.range.start;
+        let mut bytes = vec![0; usize::try_from(length).expect("it is mapped")];
+        layer.copy_to_host(place, 0, &mut bytes).expect("the device gives its bytes");
+        all.extend(bytes);
+    }
+    all
 }
 
 #[test]
@@ -38,8 +66,9 @@ fn a_real_model_larger_than_vram_and_ram_streams_with_every_tensor_verified() {
     let Some(model) = minilm() else { return };
     let cache = scratch();
     let path = model.display().to_string();
-    let arguments =
-        [&path, "--embedded", "--vram", "16MiB", "--ram", "32MiB", "--passes", "3", "-o", "json"];
+    let (_daemon, target) = with_tiers(&["--vram", "16MiB", "--ram", "32MiB"]);
+    let mut arguments = vec![path.as_str(), "--passes", "3", "-o", "json"];
+    arguments.extend(target.iter().map(String::as_str));
     let output = stream(&arguments, cache.path());
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let report = report(&output);
@@ -69,7 +98,7 @@ fn two_processes_and_three_clients_stream_one_model_with_the_right_bytes() {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         assert_eq!(report(&output)["verified"]["passes"], 2);
     }
-    assert!(daemon.stop().success());
+    daemon.stop_well();
 }
 
 /// Every dtype of a format that fits, in odd sizes, empty ones first and last, and one larger than VRAM.
@@ -111,7 +140,9 @@ fn every_dtype_odd_sizes_empty_tensors_and_one_larger_than_vram_stream_right() {
             write_safetensors(&path, &new, &options).expect("target is writable");
         }
         let path = path.display().to_string();
-        let arguments = [&path, "--embedded", "--vram", "8MiB", "--ram", "18MiB", "-o", "json"];
+        let (_daemon, target) = with_tiers(&["--vram", "8MiB", "--ram", "18MiB"]);
+        let mut arguments = vec![path.as_str(), "-o", "json"];
+        arguments.extend(target.iter().map(String::as_str));
         let output = stream(&arguments, directory.path());
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         assert_eq!(report(&output)["verified"]["tensors"], tensors.len(), "{format}");
@@ -132,7 +163,7 @@ fn a_model_that_changes_while_it_is_open_is_an_error_that_names_it_and_never_wro
         let client = daemon.connect();
         let model = client.open_model(&path).expect("it is whole");
         let first = model.map_layer(0, wait).expect("room");
-        let before: Vec<u8> = first.iter().flat_map(|(_, bytes)| bytes.iter().copied()).collect();
+        let before = bytes_of(&first);
         let file = std::fs::OpenOptions::new().write(true).open(&path).expect("it is ours");
         let code = match change {
             "overwrite" => {
@@ -150,8 +181,10 @@ fn a_model_that_changes_while_it_is_open_is_an_error_that_names_it_and_never_wro
         let text = error.to_string();
         assert!(text.contains(&path.display().to_string()) && text.contains("at byte"), "{text}");
         // What is mapped stays what it was.
-        let now: Vec<u8> = first.iter().flat_map(|(_, bytes)| bytes.iter().copied()).collect();
-        assert!(before == now, "a mapped layer changed with its file");
+        assert!(
+            !before.is_empty() && before == bytes_of(&first),
+            "a mapped layer changed with its file"
+        );
         drop((first, model));
         let opened = client.open_model(&path);
         assert_eq!(opened.is_ok(), change == "overwrite", "{opened:?}");
@@ -171,4 +204,14 @@ fn what_can_not_be_done_ends_with_its_own_status_and_a_way_out() {
     let odd = stream(&["--embedded", "--page-size", "3MiB"], cache.path());
     assert_eq!(odd.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&odd.stderr).contains("power of two"));
+}
+
+#[test]
+fn all_of_this_on_the_fake_gpu() {
+    runs_on_the_fake_gpu();
+}
+
+#[test]
+fn all_of_this_on_a_gpu() {
+    runs_on_a_gpu();
 }

@@ -10,7 +10,7 @@ use std::process::{Command, Output};
 
 use lapis::model::pattern;
 use lapis::{Access, Code};
-use lapis_tests::binaries::{lapisd, scratch};
+use lapis_tests::binaries::{lapisd, scratch, test_client};
 use lapis_tests::daemon::{Daemon, arguments, failed_start};
 use lapis_tests::good::{Sample, nothing_is_left, still_serves, write_and_read};
 use lapis_tests::victim::Victim;
@@ -249,9 +249,9 @@ fn an_allocation_that_a_client_has_no_addresses_for_is_given_back() {
     let sparse = tempfile::NamedTempFile::new_in(scratch().keep()).unwrap();
     sparse.as_file().set_len(8 << 30).unwrap();
     let path = sparse.path().to_str().unwrap();
-    let program = env!("CARGO_BIN_EXE_test-client");
+    let program = test_client();
     // It opens the file, can't reserve 8 GiB of addresses, has checked the error, and is still connected.
-    let client = Victim::start(program, None, "cramped", daemon.socket(), &[path]).unwrap();
+    let client = Victim::start(&program, None, "cramped", daemon.socket(), &[path]).unwrap();
     let watcher = daemon.connect();
     until("nothing of it is left", || {
         let stats = watcher.stats().unwrap();

@@ -8,7 +8,7 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use lapis::{Access, Advice, Client, Code, Quota, QuotaSubject, Tier};
-use lapis_tests::binaries::scratch;
+use lapis_tests::binaries::{scratch, test_client};
 use lapis_tests::daemon::Daemon;
 use lapis_tests::good::{still_serves, write_and_read};
 use lapis_tests::victim::Victim;
@@ -25,7 +25,7 @@ const NOBODY: u32 = 65_534;
 const FOR_EVER: &[&str] = &["--link-latency-us", "3600000000"];
 
 fn victim(uid: Option<u32>, daemon: &Daemon, role: &str, rest: &[&str]) -> Option<Victim> {
-    Victim::start(env!("CARGO_BIN_EXE_test-client"), uid, role, daemon.socket(), rest)
+    Victim::start(&test_client(), uid, role, daemon.socket(), rest)
 }
 
 /// Everything that can be asked for without a copy is answered, in old sessions and in new ones.

@@ -46,7 +46,7 @@ pub struct ConnectOptions {
     /// Whether to raise this process's soft limit of open files so that each VRAM frame can have one; the hard
     /// limit is never passed. On by default.
     pub raise_open_files: bool,
-    /// The CUDA driver's library; `None` for the one that the system finds. It is used from the first allocation on,
+    /// The CUDA driver's library; `None` for `$LAPIS_LIBCUDA`, else the one that the system finds. It is used from the first allocation on,
     /// and only if the daemon's device is a CUDA device.
     pub libcuda: Option<PathBuf>,
 }
@@ -99,7 +99,8 @@ impl ConnectOptions {
         if self.raise_open_files {
             raise_open_files(u64::from(welcome.vram_frames));
         }
-        let libcuda = self.libcuda.clone();
+        let named = std::env::var_os("LAPIS_LIBCUDA").filter(|name| !name.is_empty());
+        let libcuda = self.libcuda.clone().or_else(|| named.map(PathBuf::from));
         Ok(Client::of(Arc::new(Session::start((stream, reader), events, welcome, libcuda)?)))
     }
 }

@@ -155,6 +155,7 @@ fn build(config: &Config, waker: &Waker) -> Result<Core, StartError> {
         map_wait_us_max: u64::try_from(config.limits.map_wait_max.as_micros()).unwrap_or(u64::MAX),
         pages_max: u64::from(config.limits.pages_max),
     };
+    let frames_ready = device.info().frames_ready;
     tracing::info!(
         vram_frames = limits.vram_frames,
         vram_pages = device.info().page_kind,
@@ -170,6 +171,7 @@ fn build(config: &Config, waker: &Waker) -> Result<Core, StartError> {
     }
     let transfer = Transfer::new(store, device);
     let mut engine = Engine::new(limits);
+    engine.begin_with(frames_ready);
     for quota in &config.quotas {
         engine.put_quota(*quota).map_err(|refused| StartError::Quota(refused.message))?;
     }
@@ -187,6 +189,12 @@ async fn serve(
     let core = Rc::new(RefCell::new(build(config, &waker)?));
     let completions = waker.as_fd().try_clone_to_owned().and_then(watch::readable);
     let completions = completions.map_err(system("watch for completions"))?;
+    {
+        // The VRAM frames that are not there yet.
+        let mut core = core.borrow_mut();
+        core.tick();
+        core.settle();
+    }
     ready();
     tracing::info!("ready on {}", config.socket.display());
     let ended = tokio::select! {
@@ -282,6 +290,7 @@ async fn drain(
     waker: &Waker,
     completions: &AsyncFd<OwnedFd>,
 ) -> Result<(), StartError> {
+    core.borrow_mut().stop_growing();
     let drained = tokio::time::timeout(DRAIN_WAIT, async {
         while core.borrow().is_moving() {
             match completions.readable().await {

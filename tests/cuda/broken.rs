@@ -1,6 +1,7 @@
 //! A driver that hangs or breaks, and daemons that do.
 
-use lapis_proto::message::{Allocate, Allocated, Done, PageRange, Prefetch};
+use lapis_proto::code::Code;
+use lapis_proto::message::{Access, Allocate, Allocated, Done, Map, Mapped, PageRange, Prefetch};
 use lapis_tests::peer::Peer;
 use nix::sys::signal::Signal;
 
@@ -102,6 +103,21 @@ fn a_broken_context_ends_the_daemon() {
         machine.fake.set_faults(&[]).unwrap();
         machine.start(&CUDA).stop();
     }
+}
+
+#[test]
+fn who_waits_for_a_device_that_is_lost_is_told_before_the_daemon_ends() {
+    let machine = Machine::new(&[("FAKE_CUDA_FAULTS", "work:0:700")]);
+    let daemon = machine.start(&CUDA);
+    let mut peer = daemon.peer();
+    let Allocated { allocation, .. } = peer.call(&Allocate { size: 1 }).unwrap();
+    let ranges = vec![PageRange { allocation, first: 0, count: 1 }];
+    let map = Map { ranges, access: Access::Read, wait_us: 30_000_000 };
+    let refused = peer.call::<_, Mapped>(&map).unwrap_err();
+    assert_eq!(refused.code, Code::DeviceLost, "{refused:?}");
+    peer.is_hung_up();
+    let (status, said) = daemon.ends();
+    assert_eq!(status.code(), Some(1), "{said}");
 }
 
 #[test]

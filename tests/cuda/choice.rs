@@ -105,6 +105,35 @@ fn another_library_is_not_called() {
 }
 
 #[test]
+fn a_library_without_one_of_the_functions_is_not_used() {
+    let machine = Machine::new(&[]);
+    let library = std::fs::read(machine.fake.library()).unwrap();
+    for symbol in ["cuInit", "cuMemExportToShareableHandle", "cuEventSynchronize"] {
+        // The name in the table, with another first letter: nobody finds it there.
+        let name = [b"\0", symbol.as_bytes(), b"\0"].concat();
+        let mut without = library.clone();
+        let places = without.windows(name.len()).enumerate();
+        let places: Vec<usize> =
+            places.filter(|(_, bytes)| *bytes == name).map(|(at, _)| at + 1).collect();
+        assert!(!places.is_empty(), "{symbol} is not in the library");
+        for at in places {
+            without[at] = b'q';
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("libcuda.so.1");
+        std::fs::write(&path, without).unwrap();
+        let path = path.display().to_string();
+        let error = machine.refused(&["--device", "cuda", "--libcuda", &path], 1);
+        let text = format!("the CUDA driver has no {symbol}: it is too old; update it");
+        assert!(error.contains(&text), "{error}");
+        let daemon = machine.start(&["--libcuda", &path]);
+        assert!(daemon.said.contains("VRAM is simulated"), "{}", daemon.said);
+        assert!(daemon.said.contains(&text), "{}", daemon.said);
+        daemon.stop();
+    }
+}
+
+#[test]
 fn a_gpu_is_chosen_by_number_or_uuid() {
     let machine = Machine::new(&[("FAKE_CUDA_DEVICES", "2")]);
     for gpu in ["1", UUIDS[1]] {

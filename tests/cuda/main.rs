@@ -4,4 +4,6 @@
 
 mod broken;
 mod choice;
+mod filling;
 mod process;
+mod user;

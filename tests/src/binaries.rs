@@ -4,6 +4,15 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
+/// Says that the programs lie beside this test, and that nothing can be built.
+const PREBUILT: &str = "LAPIS_TEST_PREBUILT";
+
+/// Whether this runs on a machine that it was built for on another.
+#[must_use]
+pub fn is_prebuilt() -> bool {
+    std::env::var_os(PREBUILT).is_some()
+}
+
 /// `target/debug` or `target/release`: where this test's own executable lies, without `deps`.
 #[must_use]
 pub fn directory() -> &'static Path {
@@ -13,7 +22,9 @@ pub fn directory() -> &'static Path {
         let deps = test.parent().expect("a file is in a directory");
         let directory = if deps.ends_with("deps") { deps.parent() } else { Some(deps) };
         let directory = directory.expect("deps is in a directory").to_owned();
-        build(&directory);
+        if !is_prebuilt() {
+            build(&directory);
+        }
         directory
     })
 }
@@ -42,12 +53,22 @@ pub fn lapisctl() -> PathBuf {
     directory().join("lapisctl")
 }
 
-/// A directory on a disk, for files that must be readable with `O_DIRECT`; removed when dropped.
+/// Clients for tests that kill them, or that let another user be one.
+#[must_use]
+pub fn test_client() -> PathBuf {
+    directory().join("test-client")
+}
+
+/// A directory on a disk, for files that must be readable with `O_DIRECT`; removed when dropped. Where everything is
+/// built beforehand, it is in `TMPDIR`.
 ///
 /// # Panics
 /// When it can't be made.
 #[must_use]
 pub fn scratch() -> tempfile::TempDir {
+    if is_prebuilt() {
+        return tempfile::tempdir().expect("TMPDIR is writable");
+    }
     let parent = directory().parent().expect("a profile is in target").join("tmp");
     std::fs::create_dir_all(&parent).expect("target is writable");
     tempfile::tempdir_in(parent).expect("target is writable")

@@ -13,9 +13,10 @@ use nix::unistd::Pid;
 use tempfile::TempDir;
 
 use crate::binaries::{lapisd, scratch};
+use crate::device;
 use crate::wait::until_within;
 
-/// A running daemon; killed when dropped.
+/// A running daemon. When it is dropped it is killed, and its memory of the device must be free: clients go before.
 #[derive(Debug)]
 pub struct Daemon {
     child: Child,
@@ -168,14 +169,18 @@ impl Daemon {
         self.child.wait().expect("it is our child")
     }
 
-    /// Stops it, and sees that it ended well: with status 0, its socket removed, and no panic in its log. Returns what
-    /// the log said that nobody waited for.
+    /// Stops it, and sees that it ended well: with status 0, its socket removed, and no panic in its log. On the fake
+    /// GPU all of its memory is free then, so clients must have gone before. Returns what the log said that nobody
+    /// waited for.
     ///
     /// # Panics
     /// When it ended otherwise.
     pub fn stop_well(self) -> Vec<String> {
+        let pid = self.pid();
         self.signal(Signal::SIGTERM);
-        self.ends_well()
+        let log = self.ends_well();
+        device::is_given_back(pid);
+        log
     }
 
     /// Waits until a daemon that was told to stop has, and sees that it ended well, as [`Self::stop_well`] does.
@@ -217,17 +222,32 @@ impl Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         // It may have been stopped and waited for already.
+        let pid = self.child.id();
+        let was_running = matches!(self.child.try_wait(), Ok(None));
         let _gone = self.child.kill();
         let _waited = self.child.wait();
+        if was_running && !std::thread::panicking() {
+            device::is_given_back(pid);
+        }
     }
 }
 
-/// Flags for a daemon that has its socket `s` and its spill in this directory.
+/// Flags for a daemon that has its socket `s` and its spill in this directory. Tiers of pages of 64 KiB are as large as
+/// [`device::scale`] says.
 #[must_use]
 pub fn arguments(directory: &Path, flags: &[&str]) -> Vec<OsString> {
     let socket = directory.join("s").into_os_string();
     let own = ["--socket".into(), socket, "--spill-dir".into(), directory.into()];
-    own.into_iter().chain(flags.iter().map(OsString::from)).collect()
+    let small = flags.contains(&"64KiB");
+    let scale = if small { device::scale() } else { 1 };
+    own.into_iter().chain(flags.iter().map(|flag| scaled(flag, scale).into())).collect()
+}
+
+/// A size so many times as large; anything else is what it was.
+fn scaled(flag: &str, scale: u64) -> String {
+    let number = flag.find("KiB").or(flag.find("MiB"));
+    let number = number.and_then(|end| flag[..end].parse::<u64>().ok().zip(Some(&flag[end..])));
+    number.map_or_else(|| flag.to_owned(), |(number, unit)| format!("{}{unit}", number * scale))
 }
 
 /// Runs a daemon that can't start, and returns its exit status and what it said.
@@ -252,8 +272,8 @@ pub fn failed_start(command: &mut Command) -> (i32, String) {
 
 /// Starts a command and collects its log.
 fn spawn(command: &mut Command) -> (Child, Receiver<String>) {
-    // Whatever the machine has: tests of the CUDA device say so by a flag.
-    command.env("LAPISD_DEVICE", "sim");
+    // Whatever else the machine has.
+    command.env("LAPISD_DEVICE", device::name());
     let command = command.env("LAPIS_LOG", "info").env("NO_COLOR", "1").stderr(Stdio::piped());
     let mut child = command.spawn().expect("lapisd starts");
     let stderr = BufReader::new(child.stderr.take().expect("piped"));

@@ -7,6 +7,7 @@ use lapis::model::pattern;
 use lapis::{Access, Client, Stats};
 
 use crate::binaries::scratch;
+use crate::bytes::{edit, read};
 use crate::daemon::Daemon;
 use crate::wait::until;
 
@@ -64,7 +65,7 @@ impl Sample {
             let mapping =
                 client.map(&[(&allocation, start..end)], Access::Read, WAIT).expect("room is made");
             let expected = &content[index(start)..index(end)];
-            assert!(mapping.bytes(0) == expected, "bytes {start}..{end} are wrong");
+            assert!(*read(&mapping, 0) == *expected, "bytes {start}..{end} are wrong");
             start = end;
         }
     }
@@ -85,12 +86,12 @@ pub fn write_and_read(client: &Client, pages: u64) {
     let mut expected = vec![0; index(size)];
     for page in 0..pages {
         let mut mapping = client.map(&range(page), Access::Overwrite, WAIT).expect("room is made");
-        pattern(page, 0, mapping.bytes_mut(0));
+        edit(&mut mapping, 0, |bytes| pattern(page, 0, bytes));
     }
     for page in 0..pages {
         let mapping = client.map(&range(page), Access::Read, WAIT).expect("room is made");
         pattern(page, 0, &mut expected);
-        assert!(mapping.bytes(0) == expected, "page {page} is not what was written");
+        assert!(*read(&mapping, 0) == expected, "page {page} is not what was written");
     }
 }
 

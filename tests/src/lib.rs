@@ -1,7 +1,9 @@
 //! Harness shared by the tests of Lapis as a whole: real binaries, real files, real processes.
 
 pub mod binaries;
+pub mod bytes;
 pub mod daemon;
+pub mod device;
 pub mod fixtures;
 pub mod fleet;
 pub mod good;

@@ -20,7 +20,7 @@ impl Victim {
     /// When it fails.
     #[must_use]
     pub fn start(
-        program: &str,
+        program: &Path,
         uid: Option<u32>,
         role: &str,
         socket: &Path,

@@ -8,6 +8,7 @@ use std::time::Duration;
 use lapis::model::pattern;
 use lapis::{Access, Advice, Allocation, Client, Code, PrefetchOptions};
 
+use crate::bytes::{edit, read};
 use crate::random::Random;
 
 /// Longer than anything takes while others can get at what they wait for.
@@ -170,10 +171,10 @@ impl Worker {
         let mut mapping =
             self.client.map(&[(allocation, range.clone())], access, WAIT).expect("room is made");
         if !overwrite {
-            compare(mapping.bytes(0), content, "memory", &range);
+            compare(&read(&mapping, 0), content, "memory", &range);
         }
         pattern(seed, 0, content);
-        mapping.bytes_mut(0).copy_from_slice(content);
+        edit(&mut mapping, 0, |bytes| bytes.copy_from_slice(content));
     }
 
     fn read_memory(&mut self) {
@@ -183,7 +184,7 @@ impl Worker {
             .client
             .map(&[(allocation, range.clone())], Access::Read, WAIT)
             .expect("room is made");
-        compare(mapping.bytes(0), &content[span(&range)], "memory", &range);
+        compare(&read(&mapping, 0), &content[span(&range)], "memory", &range);
     }
 
     fn read_file(&mut self) {
@@ -193,9 +194,9 @@ impl Worker {
             .client
             .map(&[(allocation, range.clone())], Access::Read, WAIT)
             .expect("room is made");
-        self.expected.resize(mapping.bytes(0).len(), 0);
+        self.expected.resize(mapping.length(0), 0);
         pattern(*seed, offset + range.start, &mut self.expected);
-        compare(mapping.bytes(0), &self.expected, "a file", &range);
+        compare(&read(&mapping, 0), &self.expected, "a file", &range);
     }
 
     /// Memory and a file in one mapping.
@@ -205,10 +206,10 @@ impl Worker {
         let Memory { allocation, content } = &self.memories[memory];
         let ranges = [(allocation, own.clone()), (file, shared.clone())];
         let mapping = self.client.map(&ranges, Access::Read, WAIT).expect("room is made");
-        compare(mapping.bytes(0), &content[span(&own)], "memory", &own);
-        self.expected.resize(mapping.bytes(1).len(), 0);
+        compare(&read(&mapping, 0), &content[span(&own)], "memory", &own);
+        self.expected.resize(mapping.length(1), 0);
         pattern(*seed, offset + shared.start, &mut self.expected);
-        compare(mapping.bytes(1), &self.expected, "a file", &shared);
+        compare(&read(&mapping, 1), &self.expected, "a file", &shared);
     }
 
     /// Asks for more while it holds something: it may be told that it has waited long enough, and what it holds stays.
@@ -224,7 +225,7 @@ impl Worker {
             Ok(mapping) => drop(mapping),
             Err(error) => assert_eq!(error.code(), Some(Code::TimedOut), "{error}"),
         }
-        compare(held.bytes(0), &content[span(&own)], "memory that was held", &own);
+        compare(&read(&held, 0), &content[span(&own)], "memory that was held", &own);
     }
 
     fn prefetch(&mut self) {

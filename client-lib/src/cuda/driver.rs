@@ -71,7 +71,8 @@ pub struct CallFailed {
 pub enum DriverError {
     /// No library.
     #[error(
-        "there is no CUDA driver: libcuda.so.1 is not found; install NVIDIA's driver, or name its library"
+        "there is no CUDA driver: libcuda.so.1 is not found; install NVIDIA's driver, or name its library \
+         (lapisd by libcuda, a client by LAPIS_LIBCUDA)"
     )]
     NotFound,
     /// The named library can't be loaded.

@@ -4,7 +4,7 @@
 //! context that it had: programs that use the CUDA runtime share that context, others keep their own.
 #![expect(unsafe_code, reason = "calls the driver")]
 
-use std::ffi::c_void;
+use std::ffi::{c_char, c_void};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::ptr;
@@ -167,7 +167,7 @@ fn find(driver: &Driver, uuid: &[u8; 16]) -> Result<CUdevice, CudaError> {
         unsafe { driver.device(&raw mut device, ordinal) }?;
         // SAFETY: the pointer is to a UUID; the device was given above.
         unsafe { driver.device_uuid(&raw mut found, device) }?;
-        if found.bytes.map(|byte| byte.to_ne_bytes()[0]) == *uuid {
+        if found.bytes.map(c_char::to_ne_bytes).concat() == *uuid {
             return Ok(device);
         }
     }

@@ -168,6 +168,8 @@ pub struct DeviceInfo {
     pub name: String,
     /// Frames.
     pub frames: u32,
+    /// Those of them, the first ones, that have their memory when the device is open. The others are to be restored.
+    pub frames_ready: u32,
     /// What the frames are made of: `hugetlb`, `transparent huge pages`, `4 KiB pages`; for people.
     pub page_kind: &'static str,
 }

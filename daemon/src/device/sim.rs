@@ -113,6 +113,7 @@ impl SimDevice {
             uuid: [0; 16],
             name: "simulated in host memory".to_owned(),
             frames: options.frames,
+            frames_ready: options.frames,
             page_kind: frames.page_kind().name(),
         };
         Ok(Self { info, frames, up, down })

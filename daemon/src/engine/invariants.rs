@@ -40,7 +40,9 @@ impl Engine {
         };
         self.vram.iter().for_each(|frame| claim(frame, "free"));
         self.vram.revoking().for_each(|frame| claim(frame, "revoking"));
-        self.sizes.parked.keys().for_each(|frame| claim(*frame, "parked"));
+        let sizes = &self.sizes;
+        let out = [&sizes.releasing, &sizes.parked, &sizes.restoring];
+        out.into_iter().flatten().for_each(|frame| claim(*frame, "out of use"));
         ram.extend(self.ram.iter());
         assert_eq!(ram.len(), self.ram.free() as usize, "a RAM frame is free twice");
         for frame in &self.sizes.ram_aside {

@@ -11,6 +11,9 @@ pub const PREFETCH_EXPIRES_AFTER_TIERS: u64 = 4;
 /// Microseconds that a client has to give a frame back before whoever needs one looks elsewhere: a client that lives
 /// takes one or two milliseconds, and while a stopped one is waited for, nobody is served.
 pub const REVOKE_WAIT_US: u64 = 250_000;
+/// VRAM frames that get their memory at once: copies stand in line behind them, and each takes the driver most of a
+/// millisecond.
+pub const RESTORES_MAX: usize = 8;
 /// Times that a failed read is tried again before whoever waits for it is told.
 pub const READ_RETRIES: u8 = 2;
 /// Microseconds without writes to the spill after one failed.

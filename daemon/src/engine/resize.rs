@@ -4,7 +4,7 @@
 //! is released. RAM frames and spill slots are set aside: their memory is pinned for I/O, their disk space reserved, for
 //! as long as the daemon runs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use lapis_proto::code::Code;
 use lapis_proto::message::{Refused, SetTier, Tier};
@@ -13,7 +13,7 @@ use super::Engine;
 use super::event::{Command, Hop, Outbox, Reply, TransferFault};
 use super::frames::FreeSlots;
 use super::ids::{RequestId, SessionId, VramFrame};
-use super::limits::Limits;
+use super::limits::{Limits, RESTORES_MAX};
 use super::maps::PendingId;
 use super::placement::Need;
 use super::refusal;
@@ -29,23 +29,16 @@ pub(super) struct PendingResize {
     deadline_us: u64,
 }
 
-/// Where a VRAM frame is on its way out of use or back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Parking {
-    /// Its memory is being released.
-    Releasing,
-    /// Its memory is released.
-    Parked,
-    /// Its memory is being made anew.
-    Restoring,
-}
-
 /// How much of each tier is used.
 #[derive(Debug)]
 pub(super) struct Sizes {
     pub(super) vram_target: u32,
-    /// VRAM frames out of use.
-    pub(super) parked: BTreeMap<VramFrame, Parking>,
+    /// VRAM frames whose memory is being released, ...
+    pub(super) releasing: BTreeSet<VramFrame>,
+    /// ... that have none, ...
+    pub(super) parked: BTreeSet<VramFrame>,
+    /// ... and whose memory is being made.
+    pub(super) restoring: BTreeSet<VramFrame>,
     pub(super) ram_target: u32,
     pub(super) ram_aside: Vec<u32>,
     pub(super) slots_target: u32,
@@ -57,13 +50,20 @@ impl Sizes {
     pub(super) fn new(vram: u32, ram: u32, slots: u32) -> Self {
         Self {
             vram_target: vram,
-            parked: BTreeMap::new(),
+            releasing: BTreeSet::new(),
+            parked: BTreeSet::new(),
+            restoring: BTreeSet::new(),
             ram_target: ram,
             ram_aside: Vec::new(),
             slots_target: slots,
             slots_aside: Vec::new(),
             pending: BTreeMap::new(),
         }
+    }
+
+    /// VRAM frames out of use.
+    pub(super) fn frames_out(&self) -> usize {
+        self.releasing.len() + self.parked.len() + self.restoring.len()
     }
 }
 
@@ -81,6 +81,24 @@ fn set_aside(free: &mut FreeSlots, aside: &mut Vec<u32>, target: u32, keep: u32)
 }
 
 impl Engine {
+    /// Only the first `ready` VRAM frames have their memory; the others get it from the first event on. Before any.
+    pub fn begin_with(&mut self, ready: u32) {
+        let mut frames: Vec<_> = std::iter::from_fn(|| self.vram.take_unseen()).collect();
+        // The lowest goes back last, so that it is taken first again.
+        while let Some(frame) = frames.pop() {
+            if frame.0 < ready {
+                self.vram.unseen_again(frame);
+            } else {
+                self.sizes.parked.insert(frame);
+            }
+        }
+    }
+
+    /// The daemon ends: no more frames are made.
+    pub fn stop_growing(&mut self) {
+        self.sizes.vram_target = self.sizes.vram_target.min(self.frames_made());
+    }
+
     /// Pages that mappings of all sessions may hold at once, with the VRAM that is in use now.
     #[must_use]
     pub fn mapped_pages_max(&self) -> u32 {
@@ -185,7 +203,13 @@ impl Engine {
 
     /// VRAM frames that have their memory.
     pub(super) fn vram_in_use(&self) -> u64 {
-        u64::from(self.vram.capacity()) - self.sizes.parked.len() as u64
+        u64::from(self.vram.capacity()) - self.sizes.frames_out() as u64
+    }
+
+    /// VRAM frames that have their memory or are about to.
+    fn frames_made(&self) -> u32 {
+        let out = self.sizes.parked.len() + self.sizes.releasing.len();
+        self.vram.capacity() - u32::try_from(out).expect("bounded by the frames")
     }
 
     fn has_size(&self, tier: Tier) -> bool {
@@ -193,7 +217,7 @@ impl Engine {
         let out = |capacity: u32, target: u32| capacity.saturating_sub(target) as usize;
         match tier {
             Tier::Vram => {
-                let settled = sizes.parked.values().all(|parking| *parking == Parking::Parked);
+                let settled = sizes.releasing.is_empty() && sizes.restoring.is_empty();
                 settled && sizes.parked.len() == out(self.vram.capacity(), sizes.vram_target)
             }
             Tier::Ram => sizes.ram_aside.len() == out(self.ram.capacity(), sizes.ram_target),
@@ -210,21 +234,11 @@ impl Engine {
     }
 
     fn restore_frames(&mut self, outbox: &mut Outbox) {
-        let wanted = self.vram.capacity().saturating_sub(self.sizes.vram_target) as usize;
-        let leaving = |parking: &Parking| *parking != Parking::Restoring;
-        let mut surplus =
-            self.sizes.parked.values().filter(|p| leaving(p)).count().saturating_sub(wanted);
-        let parked = self.sizes.parked.iter_mut().filter(|(_, p)| **p == Parking::Parked);
-        let mut restored = Vec::new();
-        for (frame, parking) in parked {
-            if surplus == 0 {
-                break;
-            }
-            surplus -= 1;
-            *parking = Parking::Restoring;
-            restored.push(*frame);
-        }
-        for frame in restored {
+        while self.frames_made() < self.sizes.vram_target
+            && self.sizes.restoring.len() < RESTORES_MAX
+        {
+            let Some(frame) = self.sizes.parked.pop_first() else { return };
+            self.sizes.restoring.insert(frame);
             self.start_frame(frame, Hop::Restore { target: frame }, outbox);
         }
     }
@@ -235,12 +249,12 @@ impl Engine {
         let wanted = u64::from(self.vram.capacity()).saturating_sub(target);
         let wanted = usize::try_from(wanted).expect("at most the capacity");
         // Frames that clients have been asked for come back through here.
-        while self.sizes.parked.len() + self.vram.revoking_count() as usize + (self.downs as usize)
-            < wanted
-            || (self.sizes.parked.len() < wanted && self.vram.has_unseen())
+        let coming = |engine: &Self| engine.vram.revoking_count() as usize + engine.downs as usize;
+        while self.sizes.frames_out() + coming(self) < wanted
+            || (self.sizes.frames_out() < wanted && self.vram.has_unseen())
         {
             if let Some(frame) = self.vram.take_unseen() {
-                self.sizes.parked.insert(frame, Parking::Releasing);
+                self.sizes.releasing.insert(frame);
                 self.start_frame(frame, Hop::Release { target: frame }, outbox);
             } else if !self.revoke_any(now, outbox) {
                 let Some(victim) = self.vram_victim(Need::Demand, &Spared::default()) else {
@@ -270,24 +284,19 @@ impl Engine {
             self.device_lost = true;
             self.fail_all(fault, outbox);
         }
-        let parking = self.sizes.parked.remove(&frame).expect("only parked frames are moved so");
-        match (parking, result) {
+        if self.sizes.releasing.remove(&frame) {
             // Out of use either way, even if the device did not take its memory.
-            (Parking::Releasing, Ok(_) | Err(_)) => {
-                self.sizes.parked.insert(frame, Parking::Parked);
-            }
-            (Parking::Restoring, Ok(_)) => self.vram.unseen_again(frame),
-            (Parking::Restoring, Err(_)) => {
-                self.sizes.parked.insert(frame, Parking::Parked);
-                // No memory for it: the tier stays smaller, unless it is to be that small by now.
-                let out = self.sizes.parked.values().filter(|p| **p != Parking::Restoring).count();
-                let out = u32::try_from(out).expect("bounded by the frames");
-                let most = self.vram.capacity() - out;
-                self.sizes.vram_target = self.sizes.vram_target.min(most);
-                self.bounds_changed = true;
-            }
-            (Parking::Parked, _) => unreachable!("nothing was in flight"),
+            self.sizes.parked.insert(frame);
+            return;
         }
+        assert!(self.sizes.restoring.remove(&frame), "{frame:?} has no hop of its own");
+        if result.is_ok() {
+            return self.vram.unseen_again(frame);
+        }
+        self.sizes.parked.insert(frame);
+        // No memory for it: the tier stays smaller, unless it is to be that small by now.
+        self.sizes.vram_target = self.sizes.vram_target.min(self.frames_made());
+        self.bounds_changed = true;
     }
 
     pub(super) fn end_resize(&mut self, id: PendingId, reply: Reply, outbox: &mut Outbox) {

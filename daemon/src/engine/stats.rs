@@ -21,7 +21,7 @@ impl Engine {
         let revoking = self.vram.revoking_count();
         let free = self.vram.iter().map(|frame| frame.0);
         let vram_free = self.vram.free() + revoking;
-        let parked = count(self.sizes.parked.len());
+        let parked = count(self.sizes.frames_out());
         let vram_capacity = self.vram.capacity() - parked;
         let vram = tier(vram_capacity, vram_free, self.table.pinned, longest_run(free));
         let slots = &self.slots;

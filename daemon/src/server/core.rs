@@ -232,6 +232,11 @@ impl Core {
         self.apply(Event::Tick);
     }
 
+    /// The daemon ends: VRAM frames that are not made yet never are.
+    pub fn stop_growing(&mut self) {
+        self.engine.stop_growing();
+    }
+
     /// Handles all completions.
     pub fn completions(&mut self) {
         loop {

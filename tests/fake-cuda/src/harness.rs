@@ -109,6 +109,14 @@ impl FakeCuda {
         ledger.used().map_err(|code| io::Error::other(format!("{code:?}")))
     }
 
+    /// Those of them that one process made, whoever holds them now.
+    ///
+    /// # Errors
+    /// When the device's directory can't be read.
+    pub fn memory_made_by(&self, device: u32, process: u32) -> io::Result<u64> {
+        Ledger::open(self.device(device), 0)?.made_by(process)
+    }
+
     fn device(&self, device: u32) -> PathBuf {
         self.state.join(format!("device-{device}"))
     }

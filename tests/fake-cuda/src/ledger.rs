@@ -56,7 +56,7 @@ impl Ledger {
         self.locked(|total| {
             let mut used = read(total)?;
             if used.saturating_add(bytes) > self.capacity {
-                used = self.count()?;
+                used = self.count(PREFIX)?;
             }
             if used.saturating_add(bytes) > self.capacity {
                 write(total, used)?;
@@ -95,7 +95,7 @@ impl Ledger {
     /// Bytes held by live processes, counted.
     pub(crate) fn used(&self) -> Outcome<u64> {
         self.locked(|total| {
-            let used = self.count()?;
+            let used = self.count(PREFIX)?;
             write(total, used)?;
             Ok(used)
         })
@@ -112,12 +112,21 @@ impl Ledger {
         all().map_err(|error| said(&self.directory, &error))
     }
 
-    /// Looks at each file; those that nobody holds are removed.
-    fn count(&self) -> io::Result<u64> {
+    /// Bytes that live processes hold of what one process made.
+    pub(crate) fn made_by(&self, process: u32) -> io::Result<u64> {
+        let total = self.total.lock().unwrap_or_else(PoisonError::into_inner);
+        total.lock()?;
+        let counted = self.count(&format!("{PREFIX}{process}-"));
+        total.unlock()?;
+        counted
+    }
+
+    /// Looks at each file whose name begins so; those that nobody holds are removed.
+    fn count(&self, prefix: &str) -> io::Result<u64> {
         let mut used = 0;
         for entry in std::fs::read_dir(&self.directory)? {
             let entry = entry?;
-            if entry.file_name().to_string_lossy().starts_with(PREFIX) {
+            if entry.file_name().to_string_lossy().starts_with(prefix) {
                 let bytes = entry.metadata()?.len();
                 if !remove_unless_held(&entry.path())? {
                     used += bytes;

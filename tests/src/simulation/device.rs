@@ -44,6 +44,7 @@ impl VirtualDevice {
             uuid: [0; 16],
             name: "virtual".to_owned(),
             frames: scenario.limits.vram_frames,
+            frames_ready: scenario.frames_ready,
             page_kind: "virtual",
         };
         Self {

@@ -78,7 +78,7 @@ pub(super) struct Ledger {
 impl Ledger {
     /// Of an engine with nothing in it.
     #[must_use]
-    pub(super) fn new(limits: Limits, calm: bool) -> Self {
+    pub(super) fn new(limits: Limits, frames_ready: u32, calm: bool) -> Self {
         Self {
             counts: Counts::new(limits.page_size, limits.depth),
             order: Order::default(),
@@ -87,7 +87,7 @@ impl Ledger {
             retries: Retries::default(),
             flushed: Vec::new(),
             shares: Shares::new(limits.page_size),
-            tiers: Tiers::new(&limits),
+            tiers: Tiers::new(&limits, frames_ready),
             quotas_were_kept: true,
             reserves_were_kept: true,
             limits,

@@ -59,7 +59,7 @@ impl Machine {
             vram: Frames::new("VRAM", limits.vram_frames, page_size),
             held: vec![0; limits.vram_frames as usize],
             written: vec![0; limits.vram_frames as usize],
-            released: vec![false; limits.vram_frames as usize],
+            released: (0..limits.vram_frames).map(|frame| frame >= scenario.frames_ready).collect(),
             disk: Disk::new(scenario.seed, &scenario.files, limits.spill_slots, page_size),
             device_lost: false,
             faults: Faults::new(scenario.seed, scenario.calm),

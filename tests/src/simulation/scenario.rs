@@ -39,6 +39,8 @@ pub(super) struct Scenario {
     pub(super) ranked: bool,
     /// The engine's limits.
     pub(super) limits: Limits,
+    /// VRAM frames that have their memory when the daemon starts.
+    pub(super) frames_ready: u32,
     /// Operations in flight in the store.
     pub(super) store_queue: usize,
     /// Operations in flight in the device, in each direction.
@@ -65,6 +67,9 @@ impl Scenario {
             narrow_ram(&mut random, &mut limits);
         }
         let page = limits.page_size;
+        let filling = !limits.unified && random.one_in(4);
+        let frames_ready =
+            if filling { random.between_u32(2, limits.vram_frames) } else { limits.vram_frames };
         let files = (0..random.between(1, 3)).map(|_| random.between(1, 10 * page)).collect();
         let domains = random.between_u32(1, 3);
         let administered = random.one_in(2);
@@ -82,6 +87,7 @@ impl Scenario {
             calm,
             administered,
             limits,
+            frames_ready,
             store_queue: random.index(8) + 1,
             device_queue: random.index(4) + 1,
             store_us: random.between(5, 300),

@@ -41,9 +41,9 @@ fn index(tier: Tier) -> usize {
 }
 
 impl Tiers {
-    /// All that is configured.
+    /// All that is configured, but for VRAM frames that have no memory yet.
     #[must_use]
-    pub(super) fn new(limits: &Limits) -> Self {
+    pub(super) fn new(limits: &Limits, frames_ready: u32) -> Self {
         let full = [limits.vram_frames, limits.ram_frames, limits.spill_slots];
         Self {
             page_size: limits.page_size,
@@ -52,9 +52,9 @@ impl Tiers {
             target: full,
             settled: [true; 3],
             candidate: None,
-            parked: BTreeMap::new(),
+            parked: (frames_ready..limits.vram_frames).map(|n| (VramFrame(n), false)).collect(),
             releasing: BTreeSet::new(),
-            vram_was_full: true,
+            vram_was_full: frames_ready == limits.vram_frames,
         }
     }
 

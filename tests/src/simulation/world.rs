@@ -102,7 +102,7 @@ impl World {
             now: 1,
             random: Random::new(seed, 0xC1),
             truth: Truth::new(seed, page_size),
-            ledger: Ledger::new(scenario.limits.clone(), calm),
+            ledger: Ledger::new(scenario.limits.clone(), scenario.frames_ready, calm),
             clients: BTreeMap::new(),
             seats: vec![None; scenario.seats.len()],
             steps_left: options.steps,
@@ -123,6 +123,7 @@ impl World {
             machine,
             scenario,
         };
+        world.engine.begin_with(world.scenario.frames_ready);
         for seat in 0..world.seats.len() {
             world.after(u64::try_from(seat).expect("few"), What::Turn { seat });
         }

@@ -35,6 +35,7 @@ enum Verb {
 
 const AFTER_HELP: &str = "\
 Socket: --socket, else $LAPIS_SOCKET, else $XDG_RUNTIME_DIR/lapis.sock if it exists, else /run/lapis/lapis.sock.
+CUDA driver, where the daemon has a CUDA device: LAPIS_LIBCUDA, else the libcuda.so that the system finds.
 Log of an embedded daemon: LAPIS_LOG=info (or warn, debug, trace) shows it on standard error.
 Exit status: 0 ok, 1 failure or wrong bytes, 2 wrong usage, 3 daemon unreachable, 4 denied, 5 not found, \
 6 out of capacity.";

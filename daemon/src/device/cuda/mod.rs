@@ -57,7 +57,7 @@ struct Lanes {
 }
 
 impl CudaDevice {
-    /// Makes the frames, pins the RAM tier and starts the threads. Whoever opened the GPU calls this, on the same thread.
+    /// Makes the first frames, pins the RAM tier and starts the threads. Whoever opened the GPU calls this, on the same thread.
     ///
     /// # Errors
     /// [`DeviceFault`]: what can't be had, and what to do.
@@ -79,6 +79,7 @@ impl CudaDevice {
             uuid: gpu.uuid(),
             name: gpu.name().to_owned(),
             frames,
+            frames_ready: vram.ready(),
             page_kind: "device memory",
         };
         let exports = vram.exports();

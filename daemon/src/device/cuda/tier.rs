@@ -36,7 +36,15 @@ impl Tier {
         }
         let queued = !matches!(work, Work::Release { .. });
         let started = self.call(work, stream);
-        started.map(|()| queued).map_err(|failed| self.gpu.fault(work.frame(), failed))
+        started.map(|()| queued).map_err(|failed| {
+            let fault = self.gpu.fault(work.frame(), failed);
+            if matches!(work, Work::Restore { .. }) {
+                tracing::warn!(
+                    "VRAM stays smaller until `lapisctl tier set vram` asks again: {fault}"
+                );
+            }
+            fault
+        })
     }
 
     fn call(&self, work: &Work, stream: CUstream) -> Result<(), CallFailed> {

@@ -2,6 +2,9 @@
 //!
 //! Each is exported once, when it is made, and clients get copies of that descriptor: so the reactor never waits for
 //! the driver, which may hang. A frame's memory is gone when its handle, its mapping and all descriptors are.
+//!
+//! Tens of thousands take the driver seconds. So only the first are made before the daemon serves; the engine has the
+//! others restored, a few at a time, while it does.
 #![expect(unsafe_code, reason = "calls the driver")]
 
 use std::os::fd::OwnedFd;
@@ -43,6 +46,9 @@ impl Exports {
     }
 }
 
+/// Frames that are made before the daemon serves: by reports of others, a tenth of a second's work.
+const READY_MAX: u32 = 256;
+
 /// All frames. Dropped, they are unmapped and released.
 #[derive(Debug)]
 pub(super) struct Vram {
@@ -56,7 +62,8 @@ pub(super) struct Vram {
 }
 
 impl Vram {
-    /// Makes all frames. Their content is whatever the driver left there. The calling thread has the context.
+    /// Makes the first frames, as [`Self::ready`] says; the others are as if they were released. Their content is
+    /// whatever the driver left there. The calling thread has the context.
     pub(super) fn new(gpu: &Arc<Gpu>, frames: u32, page_size: u64) -> Result<Self, DeviceFault> {
         gpu.check(frames, page_size)?;
         check_descriptors(frames)?;
@@ -79,12 +86,23 @@ impl Vram {
             exports: Arc::new(exports),
         };
         // From here on, dropping it takes back what was made.
-        for frame in (0..frames).map(VramFrame) {
+        for frame in (0..vram.ready()).map(VramFrame) {
             vram.make(frame).map_err(|failed| vram.gpu.fault(frame, failed))?;
         }
-        let allowed = vram.allow(vram.base, length);
+        let allowed = vram.allow(vram.base, page_bytes * vram.ready() as usize);
         allowed.map_err(|failed| CudaError::Open { gpu: gpu_label(), failed })?;
+        if vram.ready() < frames {
+            tracing::info!(
+                "{} of {frames} VRAM frames are made, the others follow while the daemon serves",
+                vram.ready()
+            );
+        }
         Ok(vram)
+    }
+
+    /// Frames, the first ones, that are made at once.
+    pub(super) fn ready(&self) -> u32 {
+        self.frames.min(READY_MAX)
     }
 
     /// What the reactor needs of them.
@@ -124,7 +142,18 @@ impl Vram {
         self.make(frame)?;
         self.allow(self.place(frame), self.page_bytes).inspect_err(|_| {
             let _first_failure_counts = self.release(frame);
-        })
+        })?;
+        self.tell_progress(frame);
+        Ok(())
+    }
+
+    /// The log hears of each tenth: frames are made in order, and made again in any.
+    fn tell_progress(&self, frame: VramFrame) {
+        let tenth = |made: u32| u64::from(made) * 10 / u64::from(self.frames);
+        let made = frame.0 + 1;
+        if self.ready() < self.frames && tenth(made) > tenth(frame.0) {
+            tracing::info!("{made} of {} VRAM frames are made", self.frames);
+        }
     }
 
     /// Creates, exports and maps a frame; no access yet. All or nothing.
