@@ -67,9 +67,7 @@ impl Scenario {
             narrow_ram(&mut random, &mut limits);
         }
         let page = limits.page_size;
-        let filling = !limits.unified && random.one_in(4);
-        let frames_ready =
-            if filling { random.between_u32(2, limits.vram_frames) } else { limits.vram_frames };
+        let frames_ready = frames_ready(seed, &limits);
         let files = (0..random.between(1, 3)).map(|_| random.between(1, 10 * page)).collect();
         let domains = random.between_u32(1, 3);
         let administered = random.one_in(2);
@@ -121,6 +119,14 @@ fn limits(random: &mut Random, calm: bool) -> Limits {
         map_wait_us_max: if calm { 600_000_000 } else { random.between(50_000, 60_000_000) },
         pages_max: random.between(60, 240),
     }
+}
+
+/// VRAM frames that have their memory at the start. Of a stream of its own, as is `ranked`: so that what they stand for
+/// does not change what else a seed does.
+fn frames_ready(seed: u64, limits: &Limits) -> u32 {
+    let mut random = Random::new(seed, 0x5E);
+    let filling = !limits.unified && random.one_in(4);
+    if filling { random.between_u32(2, limits.vram_frames) } else { limits.vram_frames }
 }
 
 /// RAM so small beside VRAM that one map can want all that is in it.
