@@ -19,9 +19,9 @@ pub(super) struct Found {
 }
 
 impl Found {
-    /// One page more.
+    /// One page more. A frame that waits to be overwritten holds no bytes of it.
     pub(super) fn note(&mut self, page: &Page, file_backed: bool) {
-        if page.vram.is_some() {
+        if page.vram.is_some() && !page.provisional {
             self.vram += 1;
         } else if page.ram.is_some() {
             self.ram += 1;
@@ -42,5 +42,21 @@ impl Found {
         counters.zero_fills += u64::from(self.nowhere);
         counters.prefetch_useful += u64::from(self.prefetched);
         counters.prefetch_late += u64::from(self.prefetched_late);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::ids::{SpillSlot, VramFrame};
+
+    #[test]
+    fn a_frame_to_be_overwritten_is_no_hit() {
+        let page = Page { vram: Some(VramFrame(1)), slot: Some(SpillSlot(2)), ..Page::new() };
+        let mut found = Found::default();
+        found.note(&page, false);
+        assert_eq!((found.vram, found.below), (1, 0));
+        found.note(&Page { provisional: true, ..page }, false);
+        assert_eq!((found.vram, found.below), (1, 1));
     }
 }

@@ -166,7 +166,7 @@ impl VramFrames {
         }
     }
 
-    /// A frame taken by [`Self::take_foreign`] that nobody has after all.
+    /// A frame that was taken, and that no process has.
     pub fn unseen_again(&mut self, frame: VramFrame) {
         self.unseen.push(frame);
         self.free += 1;

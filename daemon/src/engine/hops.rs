@@ -211,14 +211,19 @@ impl Engine {
         again
     }
 
-    /// A page in line to be filled gives its VRAM frame back.
+    /// A page in line to be filled gives its VRAM frame back. If no process has that, another domain may have used it
+    /// last, and nothing has been put over what was left there.
     pub(super) fn cancel_fill(&mut self, at: PageRef, target: VramFrame) {
         let by_prefetch = self.table.update(at, |page| {
             page.motion = Motion::Still;
             std::mem::take(&mut page.filled_by_prefetch)
         });
         self.prefetches_moving -= u32::from(by_prefetch);
-        self.vram.put(self.table.backing(at.backing).domain, target);
+        if self.holders(target).is_empty() {
+            self.vram.unseen_again(target);
+        } else {
+            self.vram.put(self.table.backing(at.backing).domain, target);
+        }
     }
 
     /// The device is lost: nobody who waits will be served.

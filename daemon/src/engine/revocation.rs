@@ -56,7 +56,8 @@ impl Engine {
         }
     }
 
-    fn holders(&self, frame: VramFrame) -> Vec<SessionId> {
+    /// Sessions whose processes may have a frame.
+    pub(super) fn holders(&self, frame: VramFrame) -> Vec<SessionId> {
         let has = |(id, session): (&SessionId, &super::Session)| {
             session.has_imported(frame).then_some(*id)
         };

@@ -3,6 +3,7 @@
 
 mod bench;
 mod faults;
+mod hints;
 
 use std::collections::{BTreeMap, BTreeSet};
 

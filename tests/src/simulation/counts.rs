@@ -3,21 +3,24 @@
 use std::collections::BTreeMap;
 
 use lapis_proto::code::Code;
-use lapis_proto::message::{HopStats, Stats};
+use lapis_proto::message::{HopStats, Mapped, Stats};
 use lapisd::engine::event::{Hop, TransferFault};
 use lapisd::engine::ids::{RamFrame, Tag, VramFrame};
+
+use super::served::Served;
 
 /// Sums since the start.
 #[derive(Debug)]
 pub(super) struct Counts {
     page_size: u64,
+    /// Hops of one kind at once.
+    depth: usize,
     flying: BTreeMap<Tag, Hop>,
     hops: BTreeMap<&'static str, HopStats>,
     /// Bytes of the page in a frame that are not padding.
     in_ram: BTreeMap<RamFrame, u64>,
     in_vram: BTreeMap<VramFrame, u64>,
-    maps: u64,
-    stalled_us: u64,
+    served: Served,
     checksum_errors: u64,
     /// Codes of the faults that have been brought about.
     faults: Vec<Code>,
@@ -36,18 +39,28 @@ fn name(hop: Hop) -> &'static str {
     }
 }
 
+/// What a hop is one of that are bounded together.
+fn queue(hop: Hop) -> Option<&'static str> {
+    match hop {
+        Hop::ReadFile { .. } | Hop::ReadSpill { .. } => Some("reads"),
+        Hop::WriteSpill { .. } => Some("writes"),
+        Hop::Down { .. } => Some("pages on their way down"),
+        Hop::Up { .. } | Hop::Zero { .. } | Hop::Release { .. } | Hop::Restore { .. } => None,
+    }
+}
+
 impl Counts {
     /// Nothing yet.
     #[must_use]
-    pub(super) fn new(page_size: u64) -> Self {
+    pub(super) fn new(page_size: u64, depth: u32) -> Self {
         Self {
             page_size,
+            depth: depth as usize,
             flying: BTreeMap::new(),
             hops: BTreeMap::new(),
             in_ram: BTreeMap::new(),
             in_vram: BTreeMap::new(),
-            maps: 0,
-            stalled_us: 0,
+            served: Served::default(),
             checksum_errors: 0,
             faults: Vec::new(),
         }
@@ -63,9 +76,18 @@ impl Counts {
         self.faults = codes.to_vec();
     }
 
+    /// Whether no transfer is under way.
+    #[must_use]
+    pub(super) fn nothing_moves(&self) -> bool {
+        self.flying.is_empty()
+    }
+
     pub(super) fn started(&mut self, tag: Tag, hop: Hop) {
         let old = self.flying.insert(tag, hop);
         assert!(old.is_none(), "{tag:?} is used twice");
+        let Some(kind) = queue(hop) else { return };
+        let others = self.flying.values().filter(|other| queue(**other) == Some(kind)).count();
+        assert!(others <= self.depth, "{others} {kind} at once, {} at most", self.depth);
     }
 
     pub(super) fn completed(&mut self, tag: Tag, result: &Result<u64, TransferFault>) -> Hop {
@@ -116,13 +138,12 @@ impl Counts {
         hop
     }
 
-    pub(super) fn map_granted(&mut self, waited_us: u64) {
-        self.maps += 1;
-        self.stalled_us += waited_us;
+    pub(super) fn map_granted(&mut self, mapped: &Mapped) {
+        self.served.add(mapped);
     }
 
-    /// Compares with what the engine says; `own` is the asking session's maps and the time it waited for them.
-    pub(super) fn check(&self, stats: &Stats, own: (u64, u64)) {
+    /// Compares with what the engine says; `own` is what the asking session's maps came to.
+    pub(super) fn check(&self, stats: &Stats, own: &Served) {
         let total = &stats.total;
         let said = [
             ("file to RAM", total.file_to_ram),
@@ -136,10 +157,9 @@ impl Counts {
             let found = self.hops.get(name).copied().unwrap_or_default();
             assert!(said == found, "{name}: the engine says {said:?}, it was {found:?}");
         }
-        let said = (total.maps, total.stalled_us, total.checksum_errors);
-        let found = (self.maps, self.stalled_us, self.checksum_errors);
-        assert!(said == found, "maps, stalls, checksum errors: {said:?}, it was {found:?}");
-        let said = (stats.session.maps, stats.session.stalled_us);
-        assert!(said == own, "maps and stalls of a session: {said:?}, it was {own:?}");
+        let (said, found) = (total.checksum_errors, self.checksum_errors);
+        assert!(said == found, "checksum errors: {said}, it was {found}");
+        self.served.check(total, "all");
+        own.check(&stats.session, "a session");
     }
 }

@@ -56,6 +56,12 @@ impl Disk {
         Self { files, open: BTreeMap::new(), slots, full_until: 0, random }
     }
 
+    /// Whether a slot holds these bytes.
+    #[must_use]
+    pub(super) fn holds(&self, bytes: &[u8]) -> bool {
+        self.slots.iter().any(|slot| slot.checksum.is_some() && slot.bytes == bytes)
+    }
+
     /// How many files there are.
     #[must_use]
     pub(super) fn files_count(&self) -> usize {

@@ -6,125 +6,36 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use lapis_proto::code::Code;
-use lapis_proto::message::{Access, PageRange, Quota, Tier};
+use lapis_proto::message::PageRange;
 use lapisd::engine::event::{Event, Hop, Request};
-use lapisd::engine::ids::{AllocationId, Domain, MappingId, RequestId, SessionId, VramFrame};
+use lapisd::engine::ids::{AllocationId, Domain, FileId, RequestId, SessionId, VramFrame};
 use lapisd::engine::limits::Limits;
 
+use super::alarms::Alarms;
+use super::client::pages_of;
 use super::counts::Counts;
-use super::rules::{self, Verdict};
+use super::frames::Frames;
+use super::order::Order;
+use super::retries::Retries;
+use super::rules;
+use super::served::Served;
 use super::shares::{Owner, Shares};
-use super::tiers::Tiers;
+use super::tiers::{Tiers, mapped_of};
+use known::{Allocated, Asked, Granted, Owed};
 
+pub(super) use known::Session;
+
+mod known;
 mod replies;
 
 /// A page, told apart from every other that ever was: which backing, which page.
 pub(super) type PageId = (u64, u32);
 
+/// A page, as its client names it.
+pub(super) type Place = (AllocationId, u32);
+
 /// A file range that all who open it share.
 pub(super) type SharedRange = (Domain, lapisd::store::FileIdentity, u64, u64);
-
-/// One allocation.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Allocated {
-    /// Pages.
-    pub(super) pages: u32,
-    /// Whether it is of a file.
-    pub(super) file: bool,
-    /// Which pages: equal for those who share a file.
-    pub(super) backing: u64,
-}
-
-/// One granted mapping.
-#[derive(Debug)]
-pub(super) struct Granted {
-    /// What it holds.
-    pub(super) ranges: Vec<PageRange>,
-    /// Where, page by page.
-    pub(super) frames: Vec<VramFrame>,
-    /// For what.
-    pub(super) access: Access,
-    pages: Vec<PageId>,
-}
-
-/// One session.
-#[derive(Debug)]
-pub(super) struct Session {
-    /// Its trust domain.
-    pub(super) domain: Domain,
-    /// Its group.
-    gid: u32,
-    /// It may change tiers and quotas.
-    pub(super) admin: bool,
-    /// Its connection stands.
-    pub(super) open: bool,
-    /// It said bye, and that was accepted.
-    pub(super) said_bye: bool,
-    /// Its allocations.
-    pub(super) allocations: BTreeMap<AllocationId, Allocated>,
-    /// Its mappings.
-    pub(super) mappings: BTreeMap<MappingId, Granted>,
-    /// Frames that it was sent and has not given back.
-    pub(super) imported: BTreeSet<VramFrame>,
-    maps: u64,
-    stalled_us: u64,
-}
-
-/// A reply that is due.
-#[derive(Debug)]
-struct Owed {
-    verdict: Verdict,
-    what: Asked,
-    since: u64,
-}
-
-/// What of a request its reply is checked against.
-#[derive(Debug)]
-enum Asked {
-    Allocate {
-        pages: u64,
-    },
-    OpenFile {
-        pages: u64,
-        range: SharedRange,
-    },
-    Free(AllocationId),
-    Map {
-        ranges: Vec<PageRange>,
-        access: Access,
-        deadline: u64,
-        wait_us: u64,
-    },
-    Flush {
-        ranges: Vec<PageRange>,
-        deadline: u64,
-    },
-    SetTier {
-        tier: Tier,
-        deadline: u64,
-        wait_us: u64,
-    },
-    SetQuota(Quota),
-    ListQuotas,
-    Unmap(Vec<MappingId>),
-    Revoked(Vec<VramFrame>),
-    Bye,
-    Stat,
-    /// What is answered at once, with nothing to check.
-    Hint,
-}
-
-impl Asked {
-    /// When it is refused at the latest, if it may have to wait.
-    fn deadline(&self) -> Option<u64> {
-        match self {
-            Asked::Map { deadline, .. }
-            | Asked::Flush { deadline, .. }
-            | Asked::SetTier { deadline, .. } => Some(*deadline),
-            _ => None,
-        }
-    }
-}
 
 /// The engine's account, kept by somebody else.
 #[derive(Debug)]
@@ -139,10 +50,15 @@ pub(super) struct Ledger {
     pub(super) shares: Shares,
     /// What was mapped kept within the quotas, at some time since they changed last.
     quotas_were_kept: bool,
+    /// There was a frame for every page mapped or asked for and for every one reserved, at some time since either
+    /// changed last.
+    reserves_were_kept: bool,
     /// Sizes.
     pub(super) tiers: Tiers,
     /// Live file ranges: backing and allocations.
     shared: BTreeMap<SharedRange, (u64, u32)>,
+    /// Files in the store that backings read, each from which byte on.
+    files: BTreeMap<FileId, (u64, u64)>,
     /// Mapped pages: frame and mappings.
     mapped: BTreeMap<PageId, (VramFrame, u32)>,
     last_backing: u64,
@@ -150,6 +66,13 @@ pub(super) struct Ledger {
     fault: Option<Code>,
     /// Transfers and maps, counted.
     pub(super) counts: Counts,
+    /// Who waits behind whom.
+    order: Order,
+    frames: Frames,
+    alarms: Alarms,
+    retries: Retries,
+    /// Pages of flushes that are done, to be looked for in the spill.
+    pub(super) flushed: Vec<(SessionId, Place)>,
 }
 
 impl Ledger {
@@ -157,16 +80,23 @@ impl Ledger {
     #[must_use]
     pub(super) fn new(limits: Limits, frames_ready: u32, calm: bool) -> Self {
         Self {
-            counts: Counts::new(limits.page_size),
+            counts: Counts::new(limits.page_size, limits.depth),
+            order: Order::default(),
+            frames: Frames::new(limits.unified),
+            alarms: Alarms::default(),
+            retries: Retries::default(),
+            flushed: Vec::new(),
             shares: Shares::new(limits.page_size),
             tiers: Tiers::new(&limits, frames_ready),
             quotas_were_kept: true,
+            reserves_were_kept: true,
             limits,
             calm,
             sessions: BTreeMap::new(),
             owed: BTreeMap::new(),
             deadlines: BTreeSet::new(),
             shared: BTreeMap::new(),
+            files: BTreeMap::new(),
             mapped: BTreeMap::new(),
             last_backing: 0,
             fault: None,
@@ -225,11 +155,7 @@ impl Ledger {
     /// The distinct pages of ranges of a session's allocations.
     #[must_use]
     pub(super) fn pages_of(session: &Session, ranges: &[PageRange]) -> Vec<PageId> {
-        let pages = ranges.iter().flat_map(|range| {
-            let backing = session.allocations[&range.allocation].backing;
-            (range.first..range.first + range.count).map(move |page| (backing, page))
-        });
-        let pages: BTreeSet<_> = pages.collect();
+        let pages: BTreeSet<_> = ranges.iter().flat_map(|range| session.pages(range)).collect();
         pages.into_iter().collect()
     }
 
@@ -250,6 +176,8 @@ impl Ledger {
     /// An event is about to be handled.
     pub(super) fn before(&mut self, event: &Event, now: u64, device_lost: bool) {
         self.fault = None;
+        self.frames.next_event();
+        self.retries.next_event();
         match event {
             Event::SessionOpened { session, domain, gid, admin } => {
                 let new = Session {
@@ -261,8 +189,7 @@ impl Ledger {
                     allocations: BTreeMap::new(),
                     mappings: BTreeMap::new(),
                     imported: BTreeSet::new(),
-                    maps: 0,
-                    stalled_us: 0,
+                    served: Served::default(),
                 };
                 self.sessions.insert(*session, new);
             }
@@ -277,8 +204,19 @@ impl Ledger {
             Event::TransferDone { tag, result } => {
                 self.fault = result.as_ref().err().map(|fault| fault.wire().0);
                 let hop = self.counts.completed(*tag, result);
-                if let Hop::Restore { target } = hop {
-                    self.tiers.restored(target, result.is_ok());
+                match (hop, result) {
+                    (hop, Ok(_)) => self.frames.moved(hop),
+                    (Hop::WriteSpill { .. }, Err(_)) => self.alarms.write_failed(now),
+                    (_, Err(_)) => {}
+                }
+                self.retries.completed(hop, result);
+                match hop {
+                    Hop::Restore { target } => {
+                        self.tiers.restored(target, result.is_ok());
+                        self.reserves_were_kept &= result.is_ok();
+                    }
+                    Hop::Release { target } => self.tiers.released(target),
+                    _ => {}
                 }
             }
             Event::Tick => {}
@@ -299,7 +237,8 @@ impl Ledger {
         let (page_size, longest) = (self.limits.page_size, self.limits.map_wait_us_max);
         let what = match body {
             Request::Allocate { size } => Asked::Allocate { pages: size.div_ceil(page_size) },
-            Request::OpenFile { identity, offset, length, .. } => Asked::OpenFile {
+            Request::OpenFile { file, identity, offset, length } => Asked::OpenFile {
+                file: *file,
                 pages: length.div_ceil(page_size),
                 range: (domain, *identity, *offset, *length),
             },
@@ -308,7 +247,13 @@ impl Ledger {
                 let wait = if map.wait_us == 0 { longest } else { map.wait_us.min(longest) };
                 let (ranges, access) = (map.ranges.clone(), map.access);
                 let deadline = now.saturating_add(wait);
-                Asked::Map { ranges, access, deadline, wait_us: map.wait_us }
+                let (event, wait_us) = (self.frames.event(), map.wait_us);
+                let (least_hits, no_room) = if verdict.may_be_granted() {
+                    self.map_comes((session, request), &ranges)
+                } else {
+                    (0, false)
+                };
+                Asked::Map { ranges, access, deadline, wait_us, least_hits, no_room, event }
             }
             Request::Unmap(ids) => Asked::Unmap(ids.clone()),
             Request::Prefetch(_)
@@ -317,12 +262,22 @@ impl Ledger {
             | Request::SetPlan(_) => Asked::Hint,
             Request::Flush(flush) => {
                 let deadline = now.saturating_add(flush.wait_us.clamp(1, longest));
-                Asked::Flush { ranges: flush.ranges.clone(), deadline }
+                let ranges = flush.ranges.clone();
+                let places = if verdict.may_be_granted() {
+                    pages_of(&ranges).filter(|(id, _)| !state.allocations[id].file).collect()
+                } else {
+                    BTreeSet::new()
+                };
+                Asked::Flush { ranges, places, deadline }
             }
-            Request::SetQuota(quota) => Asked::SetQuota(*quota),
+            Request::SetQuota(quota) => {
+                self.reserves_were_kept = false;
+                Asked::SetQuota(*quota)
+            }
             Request::ListQuotas => Asked::ListQuotas,
             Request::SetTier(set) => {
                 self.tiers.consider(set);
+                self.reserves_were_kept = false;
                 let deadline = now.saturating_add(set.wait_us.clamp(1, longest));
                 Asked::SetTier { tier: set.tier, deadline, wait_us: set.wait_us }
             }
@@ -349,6 +304,7 @@ impl Ledger {
         }
         self.owed.retain(|(session, _), _| *session != id);
         self.deadlines.retain(|(_, session, _)| *session != id);
+        self.order.gone(|(session, _)| session == id);
         let session = &self.sessions[&id];
         if session.mappings.is_empty() && session.imported.is_empty() {
             self.sessions.remove(&id);
@@ -377,5 +333,39 @@ impl Ledger {
                 self.mapped.remove(page);
             }
         }
+        self.order.unmapped(&self.mapped.keys().copied().collect(), self.mapped_most());
+    }
+
+    /// Pages that may be mapped at once, if VRAM has its full size.
+    fn mapped_most(&self) -> u32 {
+        mapped_of(self.limits.vram_frames)
+    }
+
+    /// A map comes that may be granted: how many of its pages are mapped, and whether there is no room for the others.
+    fn map_comes(&mut self, key: (SessionId, RequestId), ranges: &[PageRange]) -> (usize, bool) {
+        let session = &self.sessions[&key.0];
+        let pages: Vec<_> = ranges.iter().flat_map(|range| session.pages(range)).collect();
+        let mapped: BTreeSet<_> = self.mapped.keys().copied().collect();
+        let priority = self.shares.priority(self.owner(key.0));
+        let needs_room = self.order.came((key, priority), &pages, &mapped, self.mapped_most());
+        let taken = mapped.iter().chain(&pages).collect::<BTreeSet<_>>().len();
+        let taken = taken + self.frames_lost_to(session.domain);
+        let no_room = needs_room && taken > self.tiers.mapped_max() as usize;
+        (pages.iter().filter(|page| mapped.contains(page)).count(), no_room)
+    }
+
+    /// Frames that nobody has mapped and a domain can't have: they are asked back, or those who have them have not given
+    /// back others.
+    fn frames_lost_to(&self, domain: Domain) -> usize {
+        let mut lost: BTreeSet<_> = self.alarms.frames().collect();
+        let overdue = |session: &&Session| {
+            let keeps = |frame: &VramFrame| self.alarms.is_overdue(*frame, 0);
+            session.domain != domain && session.imported.iter().any(keeps)
+        };
+        for session in self.sessions.values().filter(overdue) {
+            lost.extend(&session.imported);
+        }
+        let mapped: BTreeSet<_> = self.mapped.values().map(|(frame, _)| *frame).collect();
+        lost.difference(&mapped).count()
     }
 }

@@ -6,7 +6,7 @@
 //!        |  ^
 //!  world, delivery         network, sockets, processes: the server's part, with delays
 //!        |  ^
-//!    ledger, rules, counts, shares, tiers
+//!    ledger, rules, counts, served, shares, tiers, order, frames, retries, alarms
 //!        |  ^              watch every event and command at the engine's border
 //!        |  ^
 //!  [ engine, transfer ]    under test
@@ -34,22 +34,27 @@ use report::Report;
 use scenario::Scenario;
 use world::World;
 
+mod alarms;
 mod client;
 mod counts;
 mod delivery;
 mod device;
 mod disk;
 pub mod faults;
+mod frames;
 mod ledger;
 mod machine;
 mod memory;
 pub mod mutant;
 mod operations;
+mod order;
 mod random;
 pub mod report;
+mod retries;
 mod rules;
 mod sayings;
 mod scenario;
+mod served;
 mod shares;
 mod store;
 mod tiers;

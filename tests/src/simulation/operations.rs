@@ -233,13 +233,15 @@ impl World {
     pub(super) fn some_ranges(&mut self, session: SessionId, writable: bool) -> Vec<PageRange> {
         let client = &self.clients[&session];
         let usable = client.allocations.iter().filter(|(_, known)| !(writable && known.file));
-        let usable: Vec<_> = usable.map(|(id, known)| (*id, known.pages)).collect();
+        let mut usable: Vec<_> = usable.map(|(id, known)| (*id, known.pages)).collect();
         let mut ranges = Vec::new();
         if usable.is_empty() {
             return ranges;
         }
         if client.kind == Kind::Greedy && self.random.one_in(2) {
             let mut room = Limits::mapped_pages_of(self.scenario.limits.vram_frames);
+            let begin = self.random.index(usable.len());
+            usable.rotate_left(begin);
             for (allocation, pages) in usable {
                 let count = pages.min(room);
                 if count > 0 {

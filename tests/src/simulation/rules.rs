@@ -7,9 +7,9 @@ use lapis_proto::message::{
 };
 use lapisd::engine::event::Request;
 use lapisd::engine::ids::{MappingId, SessionId, VramFrame};
-use lapisd::engine::limits::Limits;
 
 use super::ledger::{Ledger, PageId, Session};
+use super::tiers::mapped_of;
 
 /// What a reply may be.
 #[derive(Debug, PartialEq, Eq)]
@@ -178,7 +178,7 @@ fn set_tier(ledger: &Ledger, session: &Session, set: &SetTier) -> Verdict {
         return Verdict::Refuse(reasons);
     };
     let reserved = ledger.shares.reserved_with(None);
-    if tier == Tier::Vram && reserved > u64::from(Limits::mapped_pages_of(frames)) {
+    if tier == Tier::Vram && reserved > u64::from(mapped_of(frames)) {
         reasons.push(Code::OverCapacity);
     }
     let (ram, slots) = match (tier, ledger.tiers.below()) {

@@ -67,16 +67,19 @@ impl World {
     pub(super) fn set_quota(&mut self, session: SessionId) {
         let page = self.scenario.limits.page_size;
         let seat = self.random.index(self.scenario.seats.len());
-        let subject = match self.random.below(4) {
+        let ranked = self.scenario.ranked;
+        let subject = match self.random.between(if ranked { 2 } else { 0 }, 3) {
             0 => QuotaSubject::EachSession,
             1 => QuotaSubject::EachUid,
             2 => QuotaSubject::Uid(self.scenario.seats[seat].domain),
             _ => QuotaSubject::Gid(self.random.pick(&GROUPS)),
         };
         let mut quota = Quota::none(subject);
-        if self.random.one_in(2) {
+        if ranked || self.random.one_in(2) {
             let most = u64::from(self.scenario.limits.vram_frames);
-            quota.vram_max = self.random.one_in(2).then(|| self.random.between(1, most) * page);
+            if !ranked {
+                quota.vram_max = self.random.one_in(2).then(|| self.random.between(1, most) * page);
+            }
             quota.anonymous_max = self.random.one_in(3).then(|| self.random.below(40) * page);
             quota.priority = self.random.pick(&[0, 1, 2, 255]);
             let each = matches!(subject, QuotaSubject::EachSession | QuotaSubject::EachUid);

@@ -35,6 +35,8 @@ pub(super) struct Scenario {
     pub(super) calm: bool,
     /// Tiers and quotas are changed all the time.
     pub(super) administered: bool,
+    /// Quotas say who goes first, and not how much.
+    pub(super) ranked: bool,
     /// The engine's limits.
     pub(super) limits: Limits,
     /// VRAM frames that have their memory when the daemon starts.
@@ -59,17 +61,26 @@ impl Scenario {
     pub(super) fn new(seed: u64) -> Self {
         let mut random = Random::new(seed, 0x5C);
         let calm = random.one_in(4);
-        let limits = limits(&mut random, calm);
+        let mut limits = limits(&mut random, calm);
+        let narrow = random.one_in(10);
+        if narrow {
+            narrow_ram(&mut random, &mut limits);
+        }
         let page = limits.page_size;
-        let filling = !limits.unified && random.one_in(4);
-        let frames_ready =
-            if filling { random.between_u32(2, limits.vram_frames) } else { limits.vram_frames };
+        let frames_ready = frames_ready(seed, &limits);
         let files = (0..random.between(1, 3)).map(|_| random.between(1, 10 * page)).collect();
         let domains = random.between_u32(1, 3);
         let administered = random.one_in(2);
-        let seats =
+        let mut seats: Vec<_> =
             (0..random.between(2, 7)).map(|_| seat(&mut random, domains, administered)).collect();
+        if narrow {
+            seats.truncate(3);
+            for seat in seats.iter_mut().filter(|seat| seat.kind != Kind::Outlaw) {
+                seat.kind = random.pick(&[seat.kind, Kind::Greedy]);
+            }
+        }
         Self {
+            ranked: Random::new(seed, 0x5D).one_in(2),
             seed,
             calm,
             administered,
@@ -108,6 +119,23 @@ fn limits(random: &mut Random, calm: bool) -> Limits {
         map_wait_us_max: if calm { 600_000_000 } else { random.between(50_000, 60_000_000) },
         pages_max: random.between(60, 240),
     }
+}
+
+/// VRAM frames that have their memory at the start. Of a stream of its own, as is `ranked`: so that what they stand for
+/// does not change what else a seed does.
+fn frames_ready(seed: u64, limits: &Limits) -> u32 {
+    let mut random = Random::new(seed, 0x5E);
+    let filling = !limits.unified && random.one_in(4);
+    if filling { random.between_u32(2, limits.vram_frames) } else { limits.vram_frames }
+}
+
+/// RAM so small beside VRAM that one map can want all that is in it.
+fn narrow_ram(random: &mut Random, limits: &mut Limits) {
+    limits.unified = false;
+    limits.ram_frames = 8;
+    limits.vram_frames = random.between_u32(18, 28);
+    limits.spill_slots = random.between_u32(limits.vram_frames, 40);
+    limits.allocations_per_session_max = random.between_u32(4, 10);
 }
 
 fn seat(random: &mut Random, domains: u32, administered: bool) -> Seat {

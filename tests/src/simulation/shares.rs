@@ -45,6 +45,7 @@ pub(super) struct Shares {
     owners: BTreeMap<u64, Owner>,
     /// Quotas that were seen to be kept, and have not changed since.
     kept: BTreeSet<QuotaSubject>,
+    never_set: bool,
 }
 
 impl Shares {
@@ -52,7 +53,7 @@ impl Shares {
     #[must_use]
     pub(super) fn new(page_size: u64) -> Self {
         let (quotas, owners, kept) = Default::default();
-        Self { page_size, quotas, owners, kept }
+        Self { page_size, quotas, owners, kept, never_set: true }
     }
 
     /// A backing belongs to somebody.
@@ -60,8 +61,15 @@ impl Shares {
         self.owners.insert(backing, owner);
     }
 
+    /// Whether there has never been a quota.
+    #[must_use]
+    pub(super) fn were_never_set(&self) -> bool {
+        self.never_set
+    }
+
     /// A quota is set, or taken away.
     pub(super) fn set(&mut self, quota: Quota) {
+        self.never_set = false;
         if quota.is_none() {
             self.quotas.remove(&quota.subject);
         } else {
@@ -81,6 +89,29 @@ impl Shares {
             QuotaSubject::Gid(bound) => (bound == owner.gid).then_some(Body::Gid(bound)),
         };
         self.quotas.values().filter_map(|quota| body(quota).map(|body| (body, *quota))).collect()
+    }
+
+    /// How far ahead of others a session waits.
+    pub(super) fn priority(&self, owner: Owner) -> u8 {
+        self.binding(owner).into_iter().map(|(_, quota)| quota.priority).max().unwrap_or(0)
+    }
+
+    /// Whether some may have to let others pass.
+    pub(super) fn limit_vram(&self) -> bool {
+        self.quotas.values().any(|quota| quota.vram_max.is_some())
+    }
+
+    /// Frames for so many pages, and for what is reserved for users beside what they `have`.
+    pub(super) fn promised(&self, pages: &[PageId], have: &[PageId]) -> u64 {
+        let unused = self.quotas.values().filter_map(|quota| match quota.subject {
+            QuotaSubject::Uid(uid) => {
+                let own = self.count(Body::Uid(uid), have.iter().copied());
+                Some((quota.vram_reserved / self.page_size).saturating_sub(own))
+            }
+            // Who is in two of these shares has one page of both: nobody can say how many are kept.
+            QuotaSubject::Gid(_) | QuotaSubject::EachSession | QuotaSubject::EachUid => None,
+        });
+        pages.len() as u64 + unused.sum::<u64>()
     }
 
     fn count(&self, body: Body, pages: impl Iterator<Item = PageId>) -> u64 {
@@ -125,12 +156,13 @@ impl Shares {
         others.chain(quota).map(|quota| quota.vram_reserved / self.page_size).sum()
     }
 
-    /// A list of quotas is what was set, and is kept. `mapped` and `anonymous` are what clients hold for certain.
+    /// A list of quotas is what was set, and is kept. `mapped` and `anonymous` are what clients hold for
+    /// certain, `wanted` what they map or wait for.
     pub(super) fn check_list(
         &mut self,
         asking: Owner,
         list: &[QuotaUse],
-        mapped: &[PageId],
+        [mapped, wanted]: [&[PageId]; 2],
         anonymous: &[(u64, u32)],
     ) {
         let listed: Vec<_> = list.iter().map(|used| used.quota).collect();
@@ -146,6 +178,8 @@ impl Shares {
             let body = body.expect("sessions ask");
             let least = self.count(body, mapped.iter().copied()) * self.page_size;
             assert!(used.vram_mapped >= least, "{used:?}, but {least} bytes are mapped");
+            let most = self.count(body, wanted.iter().copied()) * self.page_size;
+            assert!(used.vram_mapped <= most, "{used:?}, but {most} bytes are mapped or asked for");
             let own = anonymous.iter().filter(|(backing, _)| body.owns(self.owners[backing]));
             let least = own.map(|(_, pages)| u64::from(*pages)).sum::<u64>() * self.page_size;
             assert!(used.anonymous_used >= least, "{used:?}, but {least} bytes are allocated");

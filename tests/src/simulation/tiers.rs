@@ -1,6 +1,6 @@
 //! The naive model of the tiers' sizes: what they should be, and which VRAM frames have no memory.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use lapis_proto::message::{SetTier, Stats, Tier};
 use lapisd::engine::event::Hop;
@@ -20,6 +20,16 @@ pub(super) struct Tiers {
     candidate: Option<(usize, u32)>,
     /// VRAM frames that are out of use, and whether they are being made anew.
     parked: BTreeMap<VramFrame, bool>,
+    /// Those whose memory is being released.
+    releasing: BTreeSet<VramFrame>,
+    vram_was_full: bool,
+}
+
+/// Pages that may be mapped at once in so many frames: all but a sixteenth of them, and but one at least.
+#[must_use]
+pub(super) fn mapped_of(frames: u32) -> u32 {
+    let kept = if frames < 32 { 1 } else { frames / 16 };
+    frames.saturating_sub(kept)
 }
 
 fn index(tier: Tier) -> usize {
@@ -43,6 +53,8 @@ impl Tiers {
             settled: [true; 3],
             candidate: None,
             parked: (frames_ready..limits.vram_frames).map(|n| (VramFrame(n), false)).collect(),
+            releasing: BTreeSet::new(),
+            vram_was_full: frames_ready == limits.vram_frames,
         }
     }
 
@@ -57,7 +69,7 @@ impl Tiers {
     /// Pages that may be mapped.
     #[must_use]
     pub(super) fn mapped_max(&self) -> u32 {
-        Limits::mapped_pages_of(self.target(0))
+        mapped_of(self.target(0))
     }
 
     /// Frames of RAM and slots of the spill.
@@ -89,6 +101,7 @@ impl Tiers {
     pub(super) fn decide(&mut self) {
         if let Some((tier, frames)) = self.candidate.take() {
             self.settled[tier] &= self.target[tier] == frames;
+            self.vram_was_full &= tier != 0;
             self.target[tier] = frames;
         }
     }
@@ -102,6 +115,8 @@ impl Tiers {
             let out = (self.full[0] - self.target[0]) as usize;
             let parked = self.parked.len();
             assert!(parked == out, "{parked} VRAM frames are out of use, it should be {out}");
+            let releasing = self.releasing.first();
+            assert!(releasing.is_none(), "{releasing:?} has its memory still");
             assert!(mapped <= self.target[0] as usize, "{mapped} pages are mapped of {out}");
         }
     }
@@ -112,6 +127,7 @@ impl Tiers {
             Hop::Release { target } => {
                 let old = self.parked.insert(target, false);
                 assert!(old.is_none(), "{target:?} is released twice");
+                self.releasing.insert(target);
             }
             Hop::Restore { target } => {
                 let old = self.parked.insert(target, true);
@@ -121,6 +137,17 @@ impl Tiers {
             Hop::Down { source, .. } => self.assert_in_use(source),
             Hop::ReadFile { .. } | Hop::ReadSpill { .. } | Hop::WriteSpill { .. } => {}
         }
+    }
+
+    /// A frame's memory is released, or could not be.
+    pub(super) fn released(&mut self, frame: VramFrame) {
+        self.releasing.remove(&frame);
+    }
+
+    /// Whether no frame of VRAM has ever been taken out of use.
+    #[must_use]
+    pub(super) fn vram_was_always_full(&self) -> bool {
+        self.vram_was_full && !matches!(self.candidate, Some((0, _)))
     }
 
     /// A frame has its memory again, or it could not be had: then the tier stays smaller.

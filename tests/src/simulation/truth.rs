@@ -95,6 +95,12 @@ impl Truth {
         }
     }
 
+    /// What a page that was written holds for certain.
+    pub(super) fn written(&self, place: Place) -> Option<&[u8]> {
+        let written = self.written.get(&place).filter(|_| !self.overwriting.contains_key(&place));
+        written.map(Vec::as_slice)
+    }
+
     /// A client writes some bytes of a page that it has mapped.
     pub(super) fn write(&mut self, place: Place, range: Range<usize>, seen: &mut [u8]) {
         let page_size = self.page_size;

@@ -277,6 +277,7 @@ impl World {
             Command::Revoke { session, frames } => self.revoke(session, frames),
             Command::Reply { session, request, reply } => {
                 self.count_reply(&reply);
+                self.look_for_flushed();
                 match &reply {
                     Reply::Allocated { allocation, .. } => {
                         self.owned.entry(session).or_default().push(*allocation);
@@ -289,6 +290,19 @@ impl World {
                 }
                 self.reply(session, request, reply);
             }
+        }
+    }
+
+    /// Pages that a flush was just answered for are in the spill.
+    fn look_for_flushed(&mut self) {
+        let machine = self.machine.borrow();
+        let harmed = [Fault::TornWrite, Fault::BitFlip];
+        let harmed = harmed.iter().any(|fault| machine.faults.happened(*fault) > 0);
+        for (session, place) in std::mem::take(&mut self.ledger.flushed) {
+            let honest = self.clients.get(&session).is_some_and(Client::is_honest);
+            let bytes = self.truth.written(place).filter(|_| honest && !harmed);
+            let found = bytes.is_none_or(|bytes| machine.disk.holds(bytes));
+            assert!(found, "{place:?} is flushed, and nowhere in the spill");
         }
     }
 

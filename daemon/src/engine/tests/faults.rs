@@ -64,6 +64,30 @@ fn a_read_that_failed_once_is_tried_again_and_nobody_is_told() {
     assert_eq!((total.read_retries, total.file_to_ram.errors, total.file_to_ram.pages), (1, 1, 1));
 }
 
+#[test]
+fn a_frame_that_was_not_filled_is_zeroed_before_it_is_overwritten() {
+    let mut bench = Bench::new(4, 8, 0);
+    let file = bench.open_file(1);
+    let request = bench.map(file, 0..1, Access::Read);
+    bench.run(is_read_of(0));
+    assert_eq!(bench.refusal(request).code, Code::Io);
+    // Whatever another domain left in the frame is there still.
+    let memory = bench.allocate(1);
+    let request = bench.map(memory, 0..1, Access::Overwrite);
+    let hops: Vec<_> = bench.hops.iter().map(|(_, hop)| *hop).collect();
+    assert!(matches!(hops[..], [Hop::Zero { .. }]), "{hops:?}");
+    bench.run(|_| None);
+    let mapped = bench.mapped(request);
+    bench.unmap(&mapped);
+    // What its own domain left there may stay.
+    let request = bench.ask(Request::Free(memory));
+    bench.done(request);
+    let memory = bench.allocate(1);
+    let request = bench.map(memory, 0..1, Access::Overwrite);
+    assert!(bench.hops.is_empty(), "{:?}", bench.hops);
+    bench.mapped(request);
+}
+
 /// An allocation, and one of its pages that is in the spill only.
 fn spilled(bench: &mut Bench) -> (AllocationId, u32) {
     let allocation = bench.allocate(20);

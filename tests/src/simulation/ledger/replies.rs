@@ -6,9 +6,9 @@ use lapis_proto::code::Code;
 use lapis_proto::message::{Access, Mapped, PageRange, Refused, Tier};
 use lapisd::engine::event::{Command, Hop, Reply};
 use lapisd::engine::ids::{RequestId, SessionId, VramFrame};
-use lapisd::engine::limits::Limits;
 
 use super::{Allocated, Asked, Granted, Ledger, Owed, PageId, Session};
+use crate::simulation::client::pages_of;
 use crate::simulation::rules::{self, Verdict};
 use crate::simulation::shares::Owner;
 
@@ -17,6 +17,7 @@ impl Ledger {
     pub(in crate::simulation) fn obeyed(&mut self, command: &Command, now: u64) {
         match command {
             Command::Reply { session, request, reply } => {
+                self.retries.replied();
                 self.replied(*session, *request, reply, now);
             }
             Command::Export { session, request, frames } => {
@@ -35,6 +36,15 @@ impl Ledger {
                         !self.mapped.values().any(|(mapped, _)| mapped == frame),
                         "{frame:?} is asked back while mapped"
                     );
+                    // A smaller tier asks for all there are.
+                    let keeps = |frame: &&VramFrame| self.alarms.is_overdue(**frame, now);
+                    let kept = state.imported.iter().find(keeps);
+                    let kept = kept.filter(|_| self.tiers.vram_was_always_full());
+                    assert!(
+                        kept.is_none(),
+                        "{session:?} is asked for {frame:?}, and keeps {kept:?}"
+                    );
+                    self.alarms.asked_back(*frame, now);
                 }
             }
             Command::Transfer { tag, hop } => {
@@ -45,6 +55,7 @@ impl Ledger {
                         "{target:?} is released under a client"
                     );
                 }
+                self.retries.started(*hop);
                 self.tiers.started(*hop);
                 self.counts.started(*tag, *hop);
             }
@@ -77,6 +88,7 @@ impl Ledger {
         }
         match (reply, what) {
             (Reply::Refused(refused), what) => {
+                self.order.gone(|key| key == (id, request));
                 self.check_refusal(id, refused, &verdict, &what, now.saturating_sub(since));
                 if since == now && matches!(what, Asked::SetTier { .. }) {
                     self.tiers.forget();
@@ -84,6 +96,7 @@ impl Ledger {
             }
             (reply, what) => {
                 assert!(verdict.may_be_granted(), "{reply:?} should be one of {verdict:?}");
+                self.order.granted((id, request), !self.shares.limit_vram());
                 self.granted(id, reply, what, (since, now));
             }
         }
@@ -140,9 +153,13 @@ impl Ledger {
                 session.said_bye = true;
                 session.imported.clear();
             }
-            (Reply::Done, Asked::Hint | Asked::Flush { .. }) => {}
+            (Reply::Done, Asked::Hint) => {}
+            (Reply::Done, Asked::Flush { places, .. }) => {
+                self.flushed.extend(places.into_iter().map(|place| (id, place)));
+            }
             (Reply::Done, Asked::SetQuota(quota)) => {
                 self.shares.set(quota);
+                self.order.reordered();
                 self.quotas_were_kept = false;
             }
             (Reply::Done, Asked::SetTier { tier, .. }) => {
@@ -150,11 +167,11 @@ impl Ledger {
             }
             (Reply::Quotas(list), Asked::ListQuotas) => {
                 let mapped: Vec<_> = self.mapped.keys().copied().collect();
-                self.shares.check_list(self.owner(id), list, &mapped, &self.anonymous());
+                let wanted = self.mapped_or_wanted();
+                self.shares.check_list(self.owner(id), list, [&mapped, &wanted], &self.anonymous());
             }
             (Reply::Stats(stats), Asked::Stat) => {
-                let own = (session.maps, session.stalled_us);
-                self.counts.check(stats, own);
+                self.counts.check(stats, &session.served);
                 self.check_stats(stats);
             }
             (Reply::Allocated { allocation, pages }, Asked::Allocate { pages: asked }) => {
@@ -165,25 +182,35 @@ impl Ledger {
                 session.allocations.insert(*allocation, new);
                 self.shares.charge(backing, self.owner(id));
             }
-            (Reply::Allocated { allocation, pages }, Asked::OpenFile { pages: asked, range }) => {
+            (
+                Reply::Allocated { allocation, pages },
+                Asked::OpenFile { file, pages: asked, range },
+            ) => {
                 assert!(u64::from(*pages) == asked, "{pages} pages instead of {asked}");
                 self.last_backing += 1;
                 let first = Owner { domain: session.domain, gid: session.gid, session: None };
                 let new = self.last_backing;
                 let entry = self.shared.entry(range).or_insert_with(|| {
                     self.shares.charge(new, first);
+                    self.files.insert(file, (new, range.2));
                     (new, 0)
                 });
                 entry.1 += 1;
                 let new = Allocated { pages: *pages, file: true, backing: entry.0 };
                 session.allocations.insert(*allocation, new);
             }
-            (Reply::Mapped(mapped), Asked::Map { ranges, access, .. }) => {
+            (
+                Reply::Mapped(mapped),
+                Asked::Map { ranges, access, wait_us, least_hits, no_room, event, .. },
+            ) => {
+                assert!(wait_us > 0 || !no_room, "there was no room: {mapped:?}");
                 let waited = now - since;
-                session.maps += 1;
-                session.stalled_us += waited;
-                self.counts.map_granted(waited);
+                session.served.add(mapped);
+                self.counts.map_granted(mapped);
                 assert!(mapped.waited_us == waited, "waited {waited} us: {mapped:?}");
+                if wait_us == 0 {
+                    self.check_hits(mapped, least_hits, event);
+                }
                 self.enter_mapping(id, mapped, ranges, access);
                 self.check_quotas_kept(id);
             }
@@ -199,13 +226,7 @@ impl Ledger {
         access: Access,
     ) {
         let session = &self.sessions[&id];
-        let pages: Vec<PageId> = ranges
-            .iter()
-            .flat_map(|range| {
-                let backing = session.allocations[&range.allocation].backing;
-                (range.first..range.first + range.count).map(move |page| (backing, page))
-            })
-            .collect();
+        let pages: Vec<PageId> = ranges.iter().flat_map(|range| session.pages(range)).collect();
         assert!(mapped.frames.len() == pages.len(), "a frame a page: {mapped:?}");
         let hits = mapped.hits_vram as usize + mapped.hits_ram as usize;
         assert!(hits <= pages.len(), "more hits than pages: {mapped:?}");
@@ -214,15 +235,49 @@ impl Ledger {
             let entry = self.mapped.entry(*page).or_insert((*frame, 0));
             assert!(entry.0 == *frame, "{page:?} is in {frame:?} and in {:?}", entry.0);
             entry.1 += 1;
+            self.frames.mapped(*frame, session.domain);
         }
-        let cap = Limits::mapped_pages_of(self.limits.vram_frames) as usize;
+        let cap = self.mapped_most() as usize;
         assert!(self.mapped.len() <= cap, "{} pages mapped, {cap} at most", self.mapped.len());
         let frames: BTreeSet<_> = self.mapped.values().map(|(frame, _)| *frame).collect();
         assert!(frames.len() == self.mapped.len(), "a frame is mapped as two pages");
+        if access != Access::Read {
+            self.rewritten(id, &ranges);
+        }
         let granted = Granted { ranges, frames: mapped.frames.clone(), access, pages };
         let session = self.sessions.get_mut(&id).expect("looked up above");
         let old = session.mappings.insert(mapped.mapping, granted);
         assert!(old.is_none(), "{:?} is given twice", mapped.mapping);
+    }
+
+    /// What a session maps for writing no flush of before need have written.
+    fn rewritten(&mut self, id: SessionId, ranges: &[PageRange]) {
+        let own = self.owed.iter_mut().filter(|((session, _), _)| *session == id);
+        for (_, owed) in own {
+            if let Asked::Flush { places, .. } = &mut owed.what {
+                let rewritten: BTreeSet<_> = pages_of(ranges).collect();
+                places.retain(|place| !rewritten.contains(place));
+            }
+        }
+    }
+
+    /// A map that was admitted when it came found in VRAM what others had mapped, and nothing that came later.
+    fn check_hits(&self, mapped: &Mapped, least: usize, event: u64) {
+        let most = mapped.frames.iter().filter(|frame| self.frames.filled_before(**frame, event));
+        let hits = least..=most.count();
+        assert!(hits.contains(&(mapped.hits_vram as usize)), "{hits:?} hits: {mapped:?}");
+    }
+
+    /// Pages that are mapped, and those that maps wait for.
+    fn mapped_or_wanted(&self) -> Vec<PageId> {
+        let wanted = self.owed.iter().flat_map(|((session, _), owed)| match &owed.what {
+            Asked::Map { ranges, .. } if owed.verdict.may_be_granted() => {
+                Self::pages_of(&self.sessions[session], ranges)
+            }
+            _ => Vec::new(),
+        });
+        let all: BTreeSet<_> = self.mapped.keys().copied().chain(wanted).collect();
+        all.into_iter().collect()
     }
 
     /// Whether what is mapped keeps within the quotas, and nothing is under way that was admitted before they were
@@ -233,11 +288,72 @@ impl Ledger {
         !self.owed.values().any(waits) && self.shares.allow_mapped(&mapped)
     }
 
+    /// Whether there is a frame for every page that is mapped or asked for, and for every one that is reserved.
+    fn reserves_are_kept(&self) -> bool {
+        let mapped: Vec<_> = self.mapped.keys().copied().collect();
+        let promised = self.shares.promised(&self.mapped_or_wanted(), &mapped);
+        promised <= u64::from(self.tiers.mapped_max())
+    }
+
     /// Quotas that were kept once are kept from then on, until they change.
     fn check_quotas_kept(&self, id: SessionId) {
+        if self.shares.were_never_set() {
+            return;
+        }
         let mapped: Vec<_> = self.mapped.keys().copied().collect();
         let kept = !self.quotas_were_kept || self.shares.allow_mapped(&mapped);
         assert!(kept, "a map of {id:?} takes more VRAM than a quota allows: {mapped:?}");
+        let promised = self.shares.promised(&mapped, &self.mapped_or_wanted());
+        let kept = !self.reserves_were_kept || promised <= u64::from(self.tiers.mapped_max());
+        assert!(kept, "a map of {id:?} takes what is reserved: {promised} frames are promised");
+    }
+
+    /// A page of a file could not be read: no map waits for it that was admitted when it came.
+    fn check_told_of_loss(&self) {
+        let Some(Hop::ReadFile { file, offset, .. }) = self.retries.lost else { return };
+        let (backing, first) = self.files[&file];
+        let index = u32::try_from((offset - first) / self.limits.page_size).expect("few pages");
+        let waits = |(id, _): &(SessionId, RequestId), owed: &Owed| match &owed.what {
+            Asked::Map { ranges, wait_us: 0, .. } if owed.verdict.may_be_granted() => {
+                Self::pages_of(&self.sessions[id], ranges).contains(&(backing, index))
+            }
+            _ => false,
+        };
+        let untold = self.owed.iter().find(|(key, owed)| waits(key, owed));
+        assert!(untold.is_none(), "{untold:?} waits for a page that could not be read");
+    }
+
+    /// Nothing moves, and there is a slot for every page: so no flush waits but for mappings.
+    fn check_flushes_go_on(&self) {
+        let pages: u64 = self.anonymous().iter().map(|(_, pages)| u64::from(*pages)).sum();
+        if pages > u64::from(self.tiers.below().1) {
+            return;
+        }
+        let mut written = BTreeSet::new();
+        for mapping in self.sessions.values().flat_map(|session| session.mappings.values()) {
+            if mapping.access != Access::Read {
+                written.extend(mapping.pages.iter().copied());
+            }
+        }
+        for ((id, _), owed) in &self.owed {
+            match &owed.what {
+                Asked::Map { ranges, access, .. }
+                    if *access != Access::Read && owed.verdict.may_be_granted() =>
+                {
+                    written.extend(Self::pages_of(&self.sessions[id], ranges));
+                }
+                _ => {}
+            }
+        }
+        let waits = |(id, _): &(SessionId, RequestId), owed: &Owed| match &owed.what {
+            Asked::Flush { ranges, .. } if owed.verdict.may_be_granted() => {
+                let pages = Self::pages_of(&self.sessions[id], ranges);
+                !pages.iter().any(|page| written.contains(page))
+            }
+            _ => false,
+        };
+        let stuck = self.owed.iter().find(|(key, owed)| waits(key, owed));
+        assert!(stuck.is_none(), "a flush waits for nothing: {stuck:?}");
     }
 
     fn check_stats(&self, stats: &lapis_proto::message::Stats) {
@@ -254,8 +370,14 @@ impl Ledger {
 
     /// An event was handled: every reply that is due by now has been given.
     pub(in crate::simulation) fn after(&mut self, now: u64, next_deadline: Option<u64>) {
+        self.retries.check();
+        self.check_told_of_loss();
+        let waits = |owed: &Owed| matches!(owed.what, Asked::Map { wait_us: 0, no_room: true, .. });
+        let waits = self.owed.iter().find(|(_, owed)| waits(owed));
+        assert!(waits.is_none(), "there was no room, and it waits: {waits:?}");
         self.tiers.decide();
         self.quotas_were_kept = self.quotas_were_kept || self.quotas_are_kept();
+        self.reserves_were_kept = self.reserves_were_kept || self.reserves_are_kept();
         if let Some(((session, request), owed)) =
             self.owed.iter().find(|(_, owed)| owed.what.deadline().is_none())
         {
@@ -267,6 +389,16 @@ impl Ledger {
             first.is_none_or(|first| next_deadline.is_some_and(|next| next <= first)),
             "no tick is asked for at {first:?}, but at {next_deadline:?}"
         );
+        let sessions = &self.sessions;
+        let held = |frame| sessions.values().any(|session| session.imported.contains(&frame));
+        self.alarms.check(now, next_deadline, held);
+        let all_open = self.sessions.values().all(|session| session.open);
+        let silent = self.counts.nothing_moves() && self.alarms.are_silent(now);
+        if silent && all_open && self.shares.were_never_set() {
+            let mapped = self.mapped.keys().copied().collect();
+            self.order.nothing_moves(&mapped, self.tiers.mapped_max());
+            self.check_flushes_go_on();
+        }
         let in_future = next_deadline.is_none_or(|next| next > now);
         assert!(in_future, "a tick is asked for in the past: {next_deadline:?} at {now}");
     }
