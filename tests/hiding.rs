@@ -142,6 +142,19 @@ fn what_repeats_itself_is_learned() {
     assert!(mean >= 0.95, "{mean}");
 }
 
+/// A file that VRAM and RAM hold two thirds of together: the rest is read anew in each pass, and no more.
+#[test]
+fn tiers_add_up() {
+    for (plan, c) in [(true, 0.0), (true, 0.5), (true, 4.0), (false, 0.0), (false, 4.0)] {
+        let layers = uniform(24, 64, (64.0 * PAGE_NS as f64 * c) as u64);
+        let machine = Machine { vram: 512, ram: 544, up_ns: PAGE_NS, read_ns: 3 * PAGE_NS };
+        let outcome = run(machine, &[workload(layers, plan, 12)]).remove(0);
+        println!("  plan {plan}, C/T {c}: read {:?}, moved {:?}", outcome.read, outcome.moved);
+        // 480 of 1536, at the least; LRU would read them all.
+        assert!(outcome.read[8..].iter().all(|read| *read <= 700), "{:?}", outcome.read);
+    }
+}
+
 /// A second client with a file of its own comes when the first one is in its fourth pass: both end up no slower than
 /// the link allows for what of the two does not fit.
 #[test]

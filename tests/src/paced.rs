@@ -61,6 +61,8 @@ pub struct Outcome {
     pub passes_ns: Vec<u64>,
     /// Pages copied to VRAM, by all clients, during each pass.
     pub moved: Vec<u64>,
+    /// Pages read from files, by all clients, during each pass.
+    pub read: Vec<u64>,
 }
 
 impl Outcome {
@@ -90,6 +92,7 @@ struct Client {
     mapping: Option<MappingId>,
     pass_began_ns: u64,
     moved_before: u64,
+    read_before: u64,
     outcome: Outcome,
 }
 
@@ -128,6 +131,7 @@ struct Run {
     waiting: BTreeMap<RequestId, usize>,
     random: Random,
     moved: u64,
+    files_read: u64,
     ticks_at: Option<u64>,
 }
 
@@ -151,6 +155,7 @@ pub fn run(machine: Machine, workloads: &[Workload]) -> Vec<Outcome> {
         waiting: BTreeMap::new(),
         random: Random::new(7),
         moved: 0,
+        files_read: 0,
         ticks_at: None,
     };
     for (index, work) in workloads.iter().enumerate() {
@@ -164,6 +169,7 @@ pub fn run(machine: Machine, workloads: &[Workload]) -> Vec<Outcome> {
             mapping: None,
             pass_began_ns: 0,
             moved_before: 0,
+            read_before: 0,
             outcome: Outcome::default(),
         });
     }
@@ -240,7 +246,7 @@ impl Run {
     }
 
     fn computed(&mut self, index: usize) {
-        let (moved, now) = (self.moved, self.now_ns);
+        let (moved, read, now) = (self.moved, self.files_read, self.now_ns);
         let client = &mut self.clients[index];
         let mapping = client.mapping.take().expect("it was mapped");
         client.at += 1;
@@ -248,7 +254,9 @@ impl Run {
             client.at = 0;
             client.outcome.passes_ns.push(now - client.pass_began_ns);
             client.outcome.moved.push(moved - client.moved_before);
+            client.outcome.read.push(read - client.read_before);
             (client.pass_began_ns, client.moved_before) = (now, moved);
+            client.read_before = read;
         }
         self.ask(index, Request::Unmap(vec![mapping]));
         self.map(index);
@@ -288,6 +296,7 @@ impl Run {
     fn transfer(&mut self, tag: Tag, hop: Hop) {
         let done = match hop {
             Hop::ReadFile { .. } | Hop::ReadSpill { .. } => {
+                self.files_read += 1;
                 self.read.take(self.now_ns, self.machine.read_ns)
             }
             Hop::Up { .. } => {

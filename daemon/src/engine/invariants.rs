@@ -140,7 +140,7 @@ impl Engine {
         for at in overwriting.flat_map(|map| &map.spans).flat_map(|span| span.pages()) {
             *overwriters.entry(at).or_default() += 1;
         }
-        let mut in_orders = [0usize; 8];
+        let mut in_orders = [0usize; 9];
         for (at, page, file_backed) in self.all_pages() {
             assert_eq!(page.pins, pins.get(&at).copied().unwrap_or(0), "pins of {at:?}");
             let expected = writers.get(&at).copied().unwrap_or(0);
@@ -156,6 +156,10 @@ impl Engine {
                 VramClass::Evictable => {
                     in_orders[0] += 1;
                     assert!(self.table.evictable.contains(page.plan, page.next_use, at), "{at:?}");
+                }
+                VramClass::Cheap => {
+                    in_orders[8] += 1;
+                    assert!(self.table.cheap.contains(page.plan, page.next_use, at), "{at:?}");
                 }
                 VramClass::Protected => {
                     in_orders[1] += 1;
@@ -194,6 +198,7 @@ impl Engine {
             table.ram_sole.len(),
             table.ram_wanted.len(),
             table.ram_wanted_sole.len(),
+            table.cheap.len(),
         ];
         assert_eq!(in_orders, orders, "orders");
     }

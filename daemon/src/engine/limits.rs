@@ -76,6 +76,14 @@ impl Limits {
         vram_frames.saturating_sub((vram_frames / 16).max(1))
     }
 
+    /// Pages on their way to VRAM beyond which a plan fetches no other: each takes up a frame of VRAM and often one of
+    /// RAM, and small tiers have better uses for them.
+    #[must_use]
+    pub fn planned_moving_max(&self) -> u32 {
+        let ram = if self.unified { u32::MAX } else { self.ram_frames };
+        self.depth.min(self.vram_frames / 8).min(ram / 8).max(1)
+    }
+
     /// Copies to VRAM under way beyond which a plan starts no other: each takes up a frame, and a map that comes waits
     /// for them. Three keep a link busy, one of them while the daemon looks elsewhere.
     #[must_use]

@@ -63,6 +63,8 @@ pub enum VramClass {
     None,
     /// May be evicted.
     Evictable,
+    /// May be evicted, is planned, and comes back from RAM.
+    Cheap,
     /// Prefetched and not used yet: evicted only for a page that someone waits for.
     Protected,
     /// A client asked to keep it: evicted when there is nothing else.
@@ -74,7 +76,7 @@ pub enum VramClass {
 pub enum RamClass {
     /// None: not there, or moving.
     None,
-    /// VRAM holds it and has kept it from one use to the next: this copy is worth least.
+    /// VRAM holds it, and has kept it from one use to the next or will until the next: this copy is worth least.
     Duplicate,
     /// May be dropped: another copy exists.
     Clean,
@@ -244,6 +246,8 @@ impl Page {
             VramClass::Protected
         } else if self.advice == Advice::Keep {
             VramClass::Kept
+        } else if self.plan != NO_PLAN && self.ram.is_some() {
+            VramClass::Cheap
         } else {
             VramClass::Evictable
         }
@@ -254,7 +258,9 @@ impl Page {
             return RamClass::None;
         }
         if self.vram.is_some() && !self.provisional {
-            return if self.retained { RamClass::Duplicate } else { RamClass::Clean };
+            // Of what a plan says, VRAM keeps until its next use what it has.
+            let stays = self.retained || self.plan != NO_PLAN;
+            return if stays { RamClass::Duplicate } else { RamClass::Clean };
         }
         match (file_backed || self.slot.is_some(), self.pins > 0) {
             (true, false) => RamClass::Clean,

@@ -89,6 +89,8 @@ pub struct PageTable {
     pub pinned: u32,
     /// VRAM pages that may be evicted.
     pub evictable: Order,
+    /// VRAM pages that may be evicted, are planned, and come back from RAM.
+    pub cheap: Order,
     /// Prefetched VRAM pages, in order of prefetch.
     pub protected: NextUse,
     /// VRAM pages that a client asked to keep.
@@ -228,6 +230,7 @@ impl PageTable {
         let entry = size_of::<(u64, PageRef)>() as u64 * 3 / 2;
         let orders = [
             &self.evictable,
+            &self.cheap,
             &self.kept,
             &self.ram_duplicate,
             &self.ram_clean,
@@ -275,12 +278,14 @@ impl PageTable {
         match before.vram {
             VramClass::None => {}
             VramClass::Evictable => self.evictable.remove(before.plan, before.next_use, at),
+            VramClass::Cheap => self.cheap.remove(before.plan, before.next_use, at),
             VramClass::Protected => self.protected.remove(before.prefetched_at, at),
             VramClass::Kept => self.kept.remove(before.plan, before.next_use, at),
         }
         match after.vram {
             VramClass::None => {}
             VramClass::Evictable => self.evictable.insert(after.plan, after.next_use, at),
+            VramClass::Cheap => self.cheap.insert(after.plan, after.next_use, at),
             VramClass::Protected => self.protected.insert(after.prefetched_at, at),
             VramClass::Kept => self.kept.insert(after.plan, after.next_use, at),
         }

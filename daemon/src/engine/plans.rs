@@ -17,7 +17,7 @@ use super::placement::Need;
 use super::policy::learner::Lesson;
 use super::policy::next_use::predict;
 use super::policy::order::Moment;
-use super::policy::plan::{Due, NO_PLAN, PIECES_MAX, Pace, Plan, PlanId};
+use super::policy::plan::{Fetch, From, NO_PLAN, PIECES_MAX, Pace, Plan, PlanId};
 use super::refusal;
 use super::room::{Frame, MayGo};
 
@@ -252,16 +252,11 @@ impl Engine {
         if self.table.plans().is_empty() {
             return;
         }
-        while self.prefetches_moving < self.limits.depth {
-            let Some((id, step)) = self.most_urgent(now) else { return };
-            let Some(at) = self.next_missing(id, step) else { return };
-            if self.table.page(at).ram.is_some()
-                && self.up_link.in_flight() >= self.limits.ups_ahead()
-            {
-                return;
-            }
+        while self.prefetches_moving < self.limits.planned_moving_max() {
+            let Some((fetch, id)) = self.most_urgent(now) else { return };
+            let Some(at) = self.next_missing(id, fetch) else { return };
             let plan = &self.table.plans()[&id];
-            let may_go = MayGo::UnusedFor(plan.eta_ns(step, now));
+            let may_go = MayGo::UnusedFor(plan.eta_ns(fetch.step, now));
             let Frame::Got(frame, _) = self.vram_frame(at, may_go, self.limits.depth, now, outbox)
             else {
                 return;
@@ -272,34 +267,36 @@ impl Engine {
                 page.prefetched = true;
                 page.prefetched_at = tick;
                 // Another plan may have wanted it sooner once, and come to nothing.
-                (page.plan, page.next_use) = (id, step);
+                (page.plan, page.next_use) = (id, fetch.step);
             });
             self.start_fill(at, frame, Need::Prefetch, outbox);
         }
     }
 
-    /// The plan with the latest fetch, and its first step that misses pages.
-    fn most_urgent(&mut self, now: u64) -> Option<(PlanId, u64)> {
+    /// The latest fetch of all plans that can start.
+    fn most_urgent(&mut self, now: u64) -> Option<(Fetch, PlanId)> {
         let pace = Pace { up_ns: self.up_link.page_ns(), read_ns: self.read_link.page_ns() };
         let pages_max = u64::from(self.mapped_pages_max());
+        let ups_may = self.up_link.in_flight() < self.limits.ups_ahead();
         let mut most = None;
         for (id, plan) in self.table.plans() {
-            match plan.due(now, pace, pages_max) {
-                Due::Now { step, late_ns } => most = most.max(Some((late_ns, *id, step))),
-                Due::At(at) => {
-                    self.planned_at = Some(self.planned_at.map_or(at, |earlier| earlier.min(at)));
-                }
-                Due::Nothing => {}
-            }
+            let due = plan.due(now, pace, pages_max);
+            most = most.max(due.read.map(|fetch| (fetch, *id)));
+            most = most.max(due.up.filter(|_| ups_may).map(|fetch| (fetch, *id)));
+            self.planned_at = [self.planned_at, due.at].into_iter().flatten().min();
         }
-        most.map(|(_, id, step)| (id, step))
+        most
     }
 
     /// A page of a step that has no VRAM frame and that nothing moves.
-    fn next_missing(&self, id: PlanId, step: u64) -> Option<PageRef> {
-        self.table.plans()[&id].next_missing(step, |at| {
+    fn next_missing(&self, id: PlanId, fetch: Fetch) -> Option<PageRef> {
+        self.table.plans()[&id].next_missing(fetch.step, |at| {
             let page = self.table.page(at);
-            !page.place().vram && page.motion == Motion::Still && page.pins == 0
+            let from = if page.ram.is_some() { From::Ram } else { From::Below };
+            !page.place().vram
+                && page.motion == Motion::Still
+                && page.pins == 0
+                && from == fetch.from
         })
     }
 }

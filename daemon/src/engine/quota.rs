@@ -283,7 +283,8 @@ impl Engine {
         let moment = self.moment();
         let best = |order: &Order| order.farthest_where(&moment, own).map(|found| found.at);
         let protected = || self.table.protected.farthest_where(self.clock, own).map(|(_, at)| at);
-        best(&self.table.evictable).or_else(protected).or_else(|| best(&self.table.kept))
+        let evictable = best(&self.table.cheap).or_else(|| best(&self.table.evictable));
+        evictable.or_else(protected).or_else(|| best(&self.table.kept))
     }
 
     /// Instances whose pages may not be evicted for this page: they hold no more than is reserved for them.

@@ -8,7 +8,7 @@ use super::event::{Hop, Outbox};
 use super::ids::{PageRef, RamFrame, SessionId, SpillSlot, VramFrame};
 use super::limits::PREFETCH_EXPIRES_AFTER_TIERS;
 use super::page::Motion;
-use super::policy::order::Order;
+use super::policy::order::{Candidate, Order};
 use super::quota::Instance;
 
 /// What came of asking for a VRAM frame.
@@ -161,7 +161,7 @@ impl Engine {
             }
             order.farthest_where(&moment, |at| !self.is_spared(at, spared))
         };
-        let evictable = best(&self.table.evictable);
+        let evictable = self.dearer_spared(best(&self.table.evictable), best(&self.table.cheap));
         match may_go {
             MayGo::Any => evictable
                 .map(|found| found.at)
@@ -179,6 +179,19 @@ impl Engine {
                 evictable.filter(|found| found.eta_ns > ns).map(|found| found.at)
             }
         }
+    }
+
+    /// Of two that might go, the one whose coming back costs less for the time until then.
+    fn dearer_spared(
+        &self,
+        dear: Option<Candidate>,
+        cheap: Option<Candidate>,
+    ) -> Option<Candidate> {
+        let (Some(from_below), Some(from_ram)) = (dear, cheap) else { return dear.or(cheap) };
+        let up = u128::from(self.up_link.page_ns().max(1));
+        let read = u128::from(self.read_link.page_ns()).max(up);
+        let keeps = u128::from(from_ram.eta_ns) * read >= u128::from(from_below.eta_ns) * up;
+        if keeps { cheap } else { dear }
     }
 
     fn is_spared(&self, at: PageRef, spared: &Spared) -> bool {
@@ -227,7 +240,8 @@ impl Engine {
             let may = |at| !self.table.page(at).flushing;
             duplicate.farthest_where(moment, may).or_else(|| clean.farthest_where(moment, may))
         } else {
-            duplicate.farthest(moment).or_else(|| clean.farthest(moment))
+            // VRAM will let go what is used last: of that, the copy here is kept longest.
+            duplicate.nearest(moment).or_else(|| clean.farthest(moment))
         };
         if let Some(found) = victim {
             return Some(self.drop_from_ram(found.at));

@@ -109,6 +109,16 @@ impl Order {
         later(unplanned.into_iter().chain(planned), moment)
     }
 
+    /// The page that will be used first; of no plan, the one used last.
+    #[must_use]
+    pub fn nearest(&self, moment: &Moment<'_>) -> Option<Candidate> {
+        let first = self.planned.iter().filter_map(|(plan, order)| {
+            let (key, at) = *order.first()?;
+            Some(Candidate { at, eta_ns: moment.eta_ns(*plan, key) })
+        });
+        first.min_by_key(|candidate| candidate.eta_ns).or_else(|| self.farthest(moment))
+    }
+
     /// Pages.
     #[must_use]
     pub fn len(&self) -> usize {

@@ -92,20 +92,75 @@ pub struct Pace {
     pub read_ns: u64,
 }
 
+/// Where a page that is fetched lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum From {
+    /// In RAM.
+    Ram,
+    /// In a file or the spill, or nowhere yet.
+    Below,
+}
+
+/// A page to fetch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Fetch {
+    /// By how much it is late: the more, the more urgent. Nanoseconds.
+    pub late_ns: u64,
+    /// For which step.
+    pub step: u64,
+    /// From where.
+    pub from: From,
+}
+
 /// What there is to fetch ahead.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Due {
-    /// This step's next missing page, now. The more late, the more urgent: nanoseconds.
-    Now {
-        /// Which step.
-        step: u64,
-        /// By how much.
-        late_ns: u64,
-    },
-    /// Nothing before this time, microseconds.
-    At(u64),
-    /// Nothing until the session moves on.
-    Nothing,
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Due {
+    /// A page that is in RAM.
+    pub up: Option<Fetch>,
+    /// A page that is not.
+    pub read: Option<Fetch>,
+    /// Nothing else before this time, microseconds; `None`: before the session moves on.
+    pub at: Option<u64>,
+}
+
+/// What has to be moved over one link, step by step.
+#[derive(Debug, Default)]
+struct Backlog {
+    pages: u64,
+    /// The first step that misses some.
+    first: Option<u64>,
+    due: Option<u64>,
+    /// The least time that is left before it is due, nanoseconds.
+    left_ns: Option<u64>,
+}
+
+impl Backlog {
+    fn add(&mut self, step: u64, pages: u64) {
+        self.pages += pages;
+        if self.pages > 0 {
+            self.first.get_or_insert(step);
+        }
+    }
+
+    fn time_ns(&self, page_ns: u64) -> u64 {
+        self.pages.saturating_mul(page_ns)
+    }
+
+    /// Whether it must begin now to be there within the slack.
+    fn judge(&mut self, page_ns: u64, slack_ns: u64) {
+        if self.first.is_none() || self.due.is_some() {
+            return;
+        }
+        let time = self.time_ns(page_ns).saturating_mul(MARGIN_NUMERATOR) / MARGIN_DENOMINATOR;
+        match slack_ns.checked_sub(time) {
+            None | Some(0) => self.due = Some(time - slack_ns),
+            Some(left) => self.left_ns = Some(self.left_ns.map_or(left, |least| least.min(left))),
+        }
+    }
+
+    fn fetch(&self, from: From) -> Option<Fetch> {
+        Some(Fetch { late_ns: self.due?, step: self.first?, from })
+    }
 }
 
 /// See the module.
@@ -316,17 +371,18 @@ impl Plan {
     #[must_use]
     pub fn due(&self, now: u64, pace: Pace, pages_max: u64) -> Due {
         if self.missing == 0 {
-            return Due::Nothing;
+            return Due::default();
         }
         let left_ns = self.compute_left_us(now).saturating_mul(1000);
-        let mut slack_ns = left_ns;
-        let (mut missing, mut below, mut pages) = (0_u64, 0_u64, 0_u64);
-        let mut first = None;
-        let mut earliest: Option<u64> = None;
+        let mut compute_ns = left_ns;
+        let (mut ups, mut reads, mut pages) = (Backlog::default(), Backlog::default(), 0_u64);
         for step in self.steps_ahead() {
             if step > self.cursor + 1 {
-                slack_ns = slack_ns.saturating_add(self.compute_us(step - 1).saturating_mul(1000));
+                compute_ns =
+                    compute_ns.saturating_add(self.compute_us(step - 1).saturating_mul(1000));
             }
+            // No step begins before what it and those before it read is there.
+            let reads_ns = reads.time_ns(pace.read_ns);
             for piece in self.pieces_of(step) {
                 let segment = &self.segments[*piece];
                 match self.next(*piece, self.cursor) {
@@ -334,29 +390,23 @@ impl Plan {
                     _ => continue,
                 }
                 pages += u64::from(segment.count);
-                missing += u64::from(segment.count - segment.held);
-                below += u64::from(segment.below);
+                ups.add(step, u64::from(segment.count - segment.held - segment.below));
+                reads.add(step, u64::from(segment.below));
             }
-            if missing > 0 {
-                let first = *first.get_or_insert(step);
-                let ups = missing.saturating_mul(pace.up_ns);
-                let backlog = ups.max(below.saturating_mul(pace.read_ns));
-                let backlog = backlog.saturating_mul(MARGIN_NUMERATOR) / MARGIN_DENOMINATOR;
-                let slack = if step == self.cursor { 0 } else { slack_ns };
-                if backlog >= slack {
-                    return Due::Now { step: first, late_ns: backlog - slack };
-                }
-                let left = slack - backlog;
-                earliest = Some(earliest.map_or(left, |earliest: u64| earliest.min(left)));
-            }
-            if pages > pages_max {
+            let slack_ns = if step == self.cursor { 0 } else { compute_ns };
+            reads.judge(pace.read_ns, slack_ns);
+            ups.judge(pace.up_ns, slack_ns.max(reads_ns));
+            if pages > pages_max || (ups.due.is_some() && reads.due.is_some()) {
                 break;
             }
         }
         // Only what is left of this step goes by with time; the steps after it wait for the session to move on.
-        match earliest.filter(|early| *early <= left_ns) {
-            Some(early) => Due::At(now.saturating_add(early / 1000).saturating_add(1)),
-            None => Due::Nothing,
+        let soonest = [ups.left_ns, reads.left_ns].into_iter().flatten().min();
+        let soonest = soonest.filter(|left| *left <= left_ns);
+        Due {
+            up: ups.fetch(From::Ram),
+            read: reads.fetch(From::Below),
+            at: soonest.map(|left| now.saturating_add(left / 1000).saturating_add(1)),
         }
     }
 

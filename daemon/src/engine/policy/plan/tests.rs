@@ -112,16 +112,21 @@ fn a_plan_that_is_not_cyclic_ends() {
     assert_eq!(plan.follow(page(0, 1), 0), 2..2);
     let pace = Pace { up_ns: 1000, read_ns: 1000 };
     // The last step's own page is missing still; nothing after it.
-    assert!(matches!(plan.due(0, pace, 100), Due::Now { step: 2, .. }));
+    assert_eq!(plan.due(0, pace, 100).read.map(|fetch| fetch.step), Some(2));
     let (nowhere, there) = (Place { vram: false, ram: false }, Place { vram: true, ram: true });
     plan.count(page(0, 2), nowhere, there);
-    assert_eq!(plan.due(0, pace, 100), Due::Nothing);
+    assert_eq!(plan.due(0, pace, 100), Due::default());
 }
 
 #[test]
 fn what_is_far_off_is_fetched_when_its_time_comes() {
     let mut plan = cycle(10);
-    let (nowhere, there) = (Place { vram: false, ram: true }, Place { vram: true, ram: true });
+    let (nowhere, there) = (Place { vram: false, ram: false }, Place { vram: true, ram: true });
+    let in_ram = Place { vram: false, ram: true };
+    let up = |late_ns| {
+        let fetch = Fetch { late_ns, step: 27, from: From::Ram };
+        Due { up: Some(fetch), ..Due::default() }
+    };
     // Each step computes for 100 us; a page takes 60 us.
     let pace = Pace { up_ns: 60_000, read_ns: 0 };
     let mut now = 0;
@@ -137,20 +142,21 @@ fn what_is_far_off_is_fetched_when_its_time_comes() {
     (0..10)
         .filter(|index| *index != 7)
         .for_each(|index| plan.count(page(0, index), nowhere, there));
+    plan.count(page(0, 7), nowhere, in_ram);
     // Seven steps until it is used: 90 us of them are for the transfer, and 610 us for nothing. Time alone brings
     // only the end of this step.
-    assert_eq!(plan.due(now, pace, 100), Due::Nothing);
+    assert_eq!(plan.due(now, pace, 100), Due::default());
     for step in 1..6 {
         plan.follow(page(0, step), now + 100 * u64::from(step));
         plan.granted(0);
     }
     // At the start of step 5 it is 200 us away.
-    assert_eq!(plan.due(now + 500, pace, 100), Due::Nothing);
+    assert_eq!(plan.due(now + 500, pace, 100), Due::default());
     plan.follow(page(0, 6), now + 600);
-    assert_eq!(plan.due(now + 600, pace, 100), Due::Now { step: 27, late_ns: 90_000 });
+    assert_eq!(plan.due(now + 600, pace, 100), up(90_000));
     plan.granted(0);
-    assert_eq!(plan.due(now + 600, pace, 100), Due::At(now + 611));
-    assert_eq!(plan.due(now + 611, pace, 100), Due::Now { step: 27, late_ns: 1_000 });
+    assert_eq!(plan.due(now + 600, pace, 100), Due { at: Some(now + 611), ..Due::default() });
+    assert_eq!(plan.due(now + 611, pace, 100), up(1_000));
     assert_eq!(plan.next_missing(27, |_| true), Some(page(0, 7)));
     // What the step before it uses is there.
     assert_eq!(plan.next_missing(26, |_| true), None);
@@ -167,4 +173,24 @@ fn a_session_that_does_nothing_is_ever_farther_from_its_uses() {
     plan.weight = 2;
     assert_eq!(plan.eta_ns(5, 1000), soon / 2);
     assert!(plan.eta_ns(OVERWRITTEN + 1, 1000) > plan.eta_ns(1000, 1000));
+}
+
+#[test]
+fn what_is_in_ram_waits_for_what_must_be_read_first() {
+    let mut plan = cycle(10);
+    let (nowhere, in_ram) = (Place { vram: false, ram: false }, Place { vram: false, ram: true });
+    plan.follow(page(0, 0), 0);
+    plan.granted(0);
+    (0..10)
+        .filter(|index| *index != 2)
+        .for_each(|index| plan.count(page(0, index), nowhere, in_ram));
+    // Without compute all is due that comes before page 2, and it; what is behind it has a hundred times as long.
+    let pace = Pace { up_ns: 1_000, read_ns: 1_000_000 };
+    let due = plan.due(0, pace, 100);
+    assert_eq!(due.up.map(|fetch| (fetch.step, fetch.from)), Some((0, From::Ram)));
+    assert_eq!(due.read.map(|fetch| (fetch.step, fetch.from)), Some((2, From::Below)));
+    let there = Place { vram: true, ram: true };
+    (0..2).for_each(|index| plan.count(page(0, index), in_ram, there));
+    let due = plan.due(0, pace, 100);
+    assert_eq!((due.up, due.read.map(|fetch| fetch.step)), (None, Some(2)));
 }
