@@ -13,6 +13,13 @@ use lapis_proto::message::Access;
 use crate::engine::allocator::Span;
 use crate::engine::ids::{BackingId, PageRef, SessionId};
 
+mod backlog;
+mod build;
+
+use backlog::Backlog;
+pub use backlog::{Due, Fetch, From, Pace};
+use build::{cuts, segments};
+
 /// Names a plan in force; never reused. 0 stands for no plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PlanId(pub u32);
@@ -32,9 +39,6 @@ pub const PIECES_MAX: usize = 4 * lapis_proto::message::PLAN_USES_MAX;
 const NEAR: u64 = 4;
 /// Steps that are looked at for what to fetch.
 const LOOKAHEAD: u64 = 1024;
-/// A backlog counts as half as large again as it is: transfers and compute are not that regular.
-const MARGIN_NUMERATOR: u64 = 3;
-const MARGIN_DENOMINATOR: u64 = 2;
 /// What a step takes before one was seen, microseconds.
 const PACE_US_AT_FIRST: u64 = 1000;
 
@@ -80,86 +84,6 @@ pub struct Place {
 impl Place {
     fn is_below(self) -> bool {
         !self.vram && !self.ram
-    }
-}
-
-/// What a transfer takes, nanoseconds per page.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Pace {
-    /// RAM to VRAM.
-    pub up_ns: u64,
-    /// File or spill to RAM.
-    pub read_ns: u64,
-}
-
-/// Where a page that is fetched lies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum From {
-    /// In RAM.
-    Ram,
-    /// In a file or the spill, or nowhere yet.
-    Below,
-}
-
-/// A page to fetch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Fetch {
-    /// By how much it is late: the more, the more urgent. Nanoseconds.
-    pub late_ns: u64,
-    /// For which step.
-    pub step: u64,
-    /// From where.
-    pub from: From,
-}
-
-/// What there is to fetch ahead.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Due {
-    /// A page that is in RAM.
-    pub up: Option<Fetch>,
-    /// A page that is not.
-    pub read: Option<Fetch>,
-    /// Nothing else before this time, microseconds; `None`: before the session moves on.
-    pub at: Option<u64>,
-}
-
-/// What has to be moved over one link, step by step.
-#[derive(Debug, Default)]
-struct Backlog {
-    pages: u64,
-    /// The first step that misses some.
-    first: Option<u64>,
-    due: Option<u64>,
-    /// The least time that is left before it is due, nanoseconds.
-    left_ns: Option<u64>,
-}
-
-impl Backlog {
-    fn add(&mut self, step: u64, pages: u64) {
-        self.pages += pages;
-        if self.pages > 0 {
-            self.first.get_or_insert(step);
-        }
-    }
-
-    fn time_ns(&self, page_ns: u64) -> u64 {
-        self.pages.saturating_mul(page_ns)
-    }
-
-    /// Whether it must begin now to be there within the slack.
-    fn judge(&mut self, page_ns: u64, slack_ns: u64) {
-        if self.first.is_none() || self.due.is_some() {
-            return;
-        }
-        let time = self.time_ns(page_ns).saturating_mul(MARGIN_NUMERATOR) / MARGIN_DENOMINATOR;
-        match slack_ns.checked_sub(time) {
-            None | Some(0) => self.due = Some(time - slack_ns),
-            Some(left) => self.left_ns = Some(self.left_ns.map_or(left, |least| least.min(left))),
-        }
-    }
-
-    fn fetch(&self, from: From) -> Option<Fetch> {
-        Some(Fetch { late_ns: self.due?, step: self.first?, from })
     }
 }
 
@@ -498,35 +422,6 @@ impl Plan {
 fn pages_of(segment: &Segment) -> impl Iterator<Item = PageRef> + use<> {
     let PageRef { backing, index } = segment.first;
     (index..index + segment.count).map(move |index| PageRef { backing, index })
-}
-
-/// Where spans begin and end: what lies between two neighbours is used as a whole.
-fn cuts<'a>(spans: impl Iterator<Item = &'a Span>) -> Vec<(BackingId, u32)> {
-    let ends = |span: &Span| [(span.backing, span.first), (span.backing, span.first + span.count)];
-    let mut cuts: Vec<_> = spans.flat_map(ends).collect();
-    cuts.sort_unstable();
-    cuts.dedup();
-    cuts
-}
-
-/// One segment per cut, up to the next; those that nothing uses have no pages.
-fn segments(cuts: &[(BackingId, u32)], uses: &[(usize, Use)]) -> Vec<Segment> {
-    let mut start = 0;
-    let one = |(index, (backing, first)): (usize, &(BackingId, u32))| {
-        let end = start + uses[start..].iter().take_while(|(piece, _)| *piece == index).count();
-        let range = std::mem::replace(&mut start, end)..end;
-        let next = cuts.get(index + 1).filter(|(next, _)| next == backing);
-        let count = next.filter(|_| !range.is_empty()).map_or(0, |(_, next)| next - first);
-        Segment {
-            first: PageRef { backing: *backing, index: *first },
-            count,
-            uses: range,
-            held: 0,
-            below: count,
-            hint: Cell::new(0),
-        }
-    };
-    cuts.iter().enumerate().map(one).collect()
 }
 
 #[cfg(test)]
