@@ -206,6 +206,9 @@ pub enum Advice {
     Keep,
     /// No more for a long time: the pages go first.
     DontNeed,
+    /// As a chain, mapped from its first page on, such as a KV cache: a page is of use only with all those before it, so
+    /// the last ones go first.
+    Chain,
 }
 
 /// Advises how ranges will be used; the bytes stay as they are. Reply: [`Done`].

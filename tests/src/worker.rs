@@ -245,8 +245,14 @@ impl Worker {
 
     fn advise(&mut self) {
         let ((memory, own), (part, shared)) = (self.any_memory(), self.any_part());
-        let all =
-            [Advice::Normal, Advice::Sequential, Advice::Random, Advice::Keep, Advice::DontNeed];
+        let all = [
+            Advice::Normal,
+            Advice::Sequential,
+            Advice::Random,
+            Advice::Keep,
+            Advice::DontNeed,
+            Advice::Chain,
+        ];
         let advice = all[self.random.index(all.len())];
         let ranges =
             [(&self.memories[memory].allocation, own), (&self.parts[part].allocation, shared)];

@@ -245,7 +245,7 @@ impl Engine {
             page.prefetched = false;
             (page.plan, page.next_use) = match (page.advice, planned) {
                 (_, Some(planned)) => planned,
-                (Advice::Normal | Advice::DontNeed | Advice::Keep, None) => {
+                (Advice::Normal | Advice::DontNeed | Advice::Keep | Advice::Chain, None) => {
                     (NO_PLAN, predict(page.last_use, clock, pages))
                 }
                 // Of two that were used, the one used last is the farther: it is over and done with.

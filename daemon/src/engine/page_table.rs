@@ -59,6 +59,8 @@ pub struct Backing {
     pub references: u32,
     /// Pages with a pin or in motion: while there are any, the backing stays.
     pub busy: u32,
+    /// No page from here on holds a VRAM frame.
+    vram_end: u32,
     /// Plans that speak of its pages.
     pub plans: Vec<PlanId>,
     pages: Vec<Page>,
@@ -121,6 +123,7 @@ impl PageTable {
             pinned: 0,
             references: 1,
             busy: 0,
+            vram_end: 0,
             plans: Vec::new(),
             pages: pages_vec,
         };
@@ -257,6 +260,9 @@ impl PageTable {
         let (new_place, after) = (page.place(), Standing::of(page));
         let (is_pinned, is_busy, has_vram) = (page.pins > 0, busy(page), page.holds_vram());
         let is_leaving = page.leaves_vram();
+        if has_vram {
+            backing.vram_end = backing.vram_end.max(at.index + 1);
+        }
         self.pinned = self.pinned + u32::from(is_pinned) - u32::from(was_pinned);
         backing.pinned = backing.pinned + u32::from(is_pinned) - u32::from(was_pinned);
         backing.in_vram = backing.in_vram + u32::from(has_vram) - u32::from(had_vram);
@@ -272,6 +278,18 @@ impl PageTable {
             self.move_in_orders(at, before, after);
         }
         result
+    }
+
+    /// The last page of a chain that may be evicted in place of one of its pages.
+    pub fn leaf_of(&mut self, at: PageRef) -> PageRef {
+        let backing = self.backings[at.backing.0 as usize].as_mut().expect("a live backing");
+        let pages = &backing.pages;
+        while backing.vram_end > at.index && !pages[backing.vram_end as usize - 1].holds_vram() {
+            backing.vram_end -= 1;
+        }
+        let may_go = |index: &u32| pages[*index as usize].vram_class != VramClass::None;
+        let last = (at.index..backing.vram_end).rev().find(may_go);
+        last.map_or(at, |index| PageRef { index, ..at })
     }
 
     fn move_in_orders(&mut self, at: PageRef, before: Standing, after: Standing) {

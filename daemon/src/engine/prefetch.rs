@@ -90,7 +90,11 @@ impl Engine {
                     page.advice = Advice::Normal;
                     page.next_use = if page.plan == NO_PLAN { never } else { NEVER_AGAIN };
                 }
-                advice @ (Advice::Normal | Advice::Sequential | Advice::Random | Advice::Keep) => {
+                advice @ (Advice::Normal
+                | Advice::Sequential
+                | Advice::Random
+                | Advice::Keep
+                | Advice::Chain) => {
                     page.advice = advice;
                 }
             });

@@ -74,7 +74,8 @@ impl Engine {
             for first in (span.first / chunk * chunk..end).step_by(chunk as usize) {
                 let index = first.max(span.first);
                 let at = PageRef { backing: span.backing, index };
-                if self.table.page(at).plan != NO_PLAN {
+                let page = self.table.page(at);
+                if page.plan != NO_PLAN || page.advice != Advice::Normal {
                     continue;
                 }
                 let pages = self.table.backing(span.backing).pages_count();

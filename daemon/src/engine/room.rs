@@ -3,6 +3,8 @@
 //! A VRAM frame is free, or its page is dropped, or copied down to RAM first. A RAM frame is free, or its copy is
 //! dropped, or written to the spill first. The last RAM frames are for pages on their way down.
 
+use lapis_proto::message::Advice;
+
 use super::Engine;
 use super::event::{Hop, Outbox};
 use super::ids::{PageRef, RamFrame, SessionId, SpillSlot, VramFrame};
@@ -109,8 +111,11 @@ impl Engine {
         }
     }
 
-    /// Drops a page from VRAM, or starts to copy it down, or on a unified device out. Answers whether its frame is free now.
+    /// Drops a page from VRAM, or starts to copy it down, or on a unified device out; of a chain, the last one. Answers
+    /// whether its frame is free now.
     pub(super) fn evict(&mut self, victim: PageRef, now: u64, outbox: &mut Outbox) -> bool {
+        let chained = self.table.page(victim).advice == Advice::Chain;
+        let victim = if chained { self.table.leaf_of(victim) } else { victim };
         let file_backed = self.table.backing(victim.backing).file_backed();
         if self.table.page(victim).vram_droppable(file_backed) {
             self.drop_from_vram(victim);

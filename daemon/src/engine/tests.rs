@@ -343,11 +343,12 @@ impl World {
     }
 
     fn advise(&mut self, session: SessionId, ranges: Vec<PageRange>) {
-        let advice = match self.random.below(5) {
+        let advice = match self.random.below(6) {
             0 => Advice::Normal,
             1 => Advice::Sequential,
             2 => Advice::Random,
             3 => Advice::Keep,
+            4 => Advice::Chain,
             _ => Advice::DontNeed,
         };
         self.request(session, Request::Advise(Advise { ranges, advice }));

@@ -193,6 +193,7 @@ proptest! {
             Just(Advice::Random),
             Just(Advice::Keep),
             Just(Advice::DontNeed),
+            Just(Advice::Chain),
         ],
     ) {
         check(&Prefetch { ranges: ranges.clone(), priority, within_us });
@@ -433,9 +434,18 @@ fn numbers_of_variants_are_frozen() {
     fn number<M: Message>(message: &M, at: usize) -> u8 {
         frame(message)[HEADER_BYTES + at]
     }
-    let advice =
-        [Advice::Normal, Advice::Sequential, Advice::Random, Advice::Keep, Advice::DontNeed];
-    assert_eq!(advice.map(|advice| number(&Advise { ranges: vec![], advice }, 8)), [0, 1, 2, 3, 4]);
+    let advice = [
+        Advice::Normal,
+        Advice::Sequential,
+        Advice::Random,
+        Advice::Keep,
+        Advice::DontNeed,
+        Advice::Chain,
+    ];
+    assert_eq!(
+        advice.map(|advice| number(&Advise { ranges: vec![], advice }, 8)),
+        [0, 1, 2, 3, 4, 5]
+    );
     let tiers = [Tier::Vram, Tier::Ram, Tier::Nvme];
     assert_eq!(tiers.map(|tier| number(&SetTier { tier, size: 0, wait_us: 0 }, 0)), [0, 1, 2]);
     let subjects = [

@@ -24,6 +24,7 @@ impl World {
                     Advice::Random,
                     Advice::Keep,
                     Advice::DontNeed,
+                    Advice::Chain,
                 ]);
                 Request::Advise(Advise { ranges, advice })
             }

@@ -1,6 +1,6 @@
 //! Prefetches: a wrong one costs nobody anything, and one that is over leaves nothing.
 
-use lapis_proto::message::{Access, Prefetch};
+use lapis_proto::message::{Access, Advice, Advise, Prefetch};
 
 use super::super::event::{Hop, Request};
 use super::bench::{Bench, range};
@@ -75,4 +75,43 @@ fn prefetches_that_are_cancelled_are_not_begun_and_leave_nothing_in_line() {
     }
     bench.unmap(&mapped);
     assert_eq!(reads(&bench), 0);
+}
+
+/// Maps pages one at a time, each once.
+fn walk(bench: &mut Bench, file: AllocationId, pages: std::ops::Range<u32>) {
+    for index in pages {
+        let request = bench.map(file, index..index + 1, Access::Read);
+        bench.run(|_| None);
+        let mapped = bench.mapped(request);
+        bench.unmap(&mapped);
+    }
+}
+
+#[test]
+fn a_chain_is_evicted_from_its_end() {
+    let mut bench = Bench::new(16, 64, 0);
+    let chain = bench.open_file(8);
+    let request = bench
+        .ask(Request::Advise(Advise { ranges: vec![range(chain, 0..8)], advice: Advice::Chain }));
+    bench.done(request);
+    let other = bench.open_file(40);
+    for _ in 0..3 {
+        let request = bench.map(chain, 0..8, Access::Read);
+        bench.run(|_| None);
+        let mapped = bench.mapped(request);
+        bench.unmap(&mapped);
+    }
+    // What comes in its place is never one without one behind it.
+    let mut lengths = std::collections::BTreeSet::new();
+    for index in 0..40 {
+        walk(&mut bench, other, index..index + 1);
+        let backing = bench.engine.allocations[&chain].backing;
+        let held: Vec<bool> = (0..8)
+            .map(|index| bench.engine.table.page(PageRef { backing, index }).vram.is_some())
+            .collect();
+        let length = held.iter().take_while(|held| **held).count();
+        assert!(held[length..].iter().all(|held| !held), "{held:?}");
+        lengths.insert(length);
+    }
+    assert!(lengths.len() > 1, "nothing of it went: {lengths:?}");
 }
