@@ -5,11 +5,13 @@
 
 use std::collections::BTreeSet;
 
+use lapis_proto::message::Advice;
+
 use super::ids::{AllocationId, BackingId, Domain, FileId, PageRef};
 use super::page::{Page, RamClass, VramClass};
 use super::policy::next_use::NextUse;
 use super::policy::order::{Order, Plans};
-use super::policy::plan::{Plan, PlanId};
+use super::policy::plan::{NO_PLAN, Plan, PlanId};
 use super::quota::Owner;
 use crate::store::FileIdentity;
 
@@ -287,7 +289,13 @@ impl PageTable {
         while backing.vram_end > at.index && !pages[backing.vram_end as usize - 1].holds_vram() {
             backing.vram_end -= 1;
         }
-        let may_go = |index: &u32| pages[*index as usize].vram_class != VramClass::None;
+        let may_go = |index: &u32| {
+            let page = &pages[*index as usize];
+            // What a plan says of a page goes before what it is part of.
+            page.vram_class != VramClass::None
+                && page.advice == Advice::Chain
+                && page.plan == NO_PLAN
+        };
         let last = (at.index..backing.vram_end).rev().find(may_go);
         last.map_or(at, |index| PageRef { index, ..at })
     }

@@ -11,6 +11,7 @@ use super::ids::{PageRef, RamFrame, SessionId, SpillSlot, VramFrame};
 use super::limits::PREFETCH_EXPIRES_AFTER_TIERS;
 use super::page::Motion;
 use super::policy::order::{Candidate, Order};
+use super::policy::plan::NO_PLAN;
 use super::quota::Instance;
 
 /// What came of asking for a VRAM frame.
@@ -114,7 +115,8 @@ impl Engine {
     /// Drops a page from VRAM, or starts to copy it down, or on a unified device out; of a chain, the last one. Answers
     /// whether its frame is free now.
     pub(super) fn evict(&mut self, victim: PageRef, now: u64, outbox: &mut Outbox) -> bool {
-        let chained = self.table.page(victim).advice == Advice::Chain;
+        let page = self.table.page(victim);
+        let chained = page.advice == Advice::Chain && page.plan == NO_PLAN;
         let victim = if chained { self.table.leaf_of(victim) } else { victim };
         let file_backed = self.table.backing(victim.backing).file_backed();
         if self.table.page(victim).vram_droppable(file_backed) {
