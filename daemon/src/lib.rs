@@ -6,6 +6,7 @@
 pub mod config;
 pub mod device;
 pub mod engine;
+pub mod metrics;
 pub mod reactor;
 pub mod server;
 pub mod store;

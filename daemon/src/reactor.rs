@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::unix::AsyncFd;
@@ -16,8 +17,10 @@ use crate::device::open::{self, OpenError};
 use crate::device::{Device, DeviceFault};
 use crate::engine::Engine;
 use crate::engine::limits::Limits;
+use crate::metrics::endpoint::Endpoint;
+use crate::metrics::{Board, DeviceFacts, Phase};
 use crate::server::core::Core;
-use crate::server::listener::{ListenError, Listener};
+use crate::server::listener::{self, ListenError, Listener, SocketFile};
 use crate::server::session;
 use crate::store::spill::{Spill, SpillError};
 use crate::store::{AnyStore, StoreSetupError};
@@ -31,6 +34,8 @@ use crate::transfer::Transfer;
 const DRAIN_WAIT: Duration = Duration::from_secs(10);
 /// How long to wait after `accept` failed, or for descriptors.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
+/// Between two signs of life.
+const PULSE: Duration = Duration::from_millis(500);
 
 /// The daemon can't start, or had to end.
 #[derive(Debug, thiserror::Error)]
@@ -59,6 +64,14 @@ pub enum StartError {
     /// The socket can't be had.
     #[error(transparent)]
     Listen(#[from] ListenError),
+    /// Metrics can't be served.
+    #[error("cannot serve metrics on {address}: {source}; choose another address with --metrics")]
+    Metrics {
+        /// Where.
+        address: String,
+        /// Why.
+        source: std::io::Error,
+    },
     /// The system refuses something that everything needs.
     #[error("cannot {what}: {source}")]
     System {
@@ -122,7 +135,7 @@ fn block_on<T>(future: impl Future<Output = Result<T, StartError>>) -> Result<T,
 }
 
 /// The movers and the engine that a configuration asks for.
-fn build(config: &Config, waker: &Waker) -> Result<Core, StartError> {
+fn build(config: &Config, waker: &Waker, board: &Arc<Board>) -> Result<Core, StartError> {
     config.validate()?;
     let gpu = open::gpu(config).map_err(DeviceFault::from)?;
     let free = gpu.as_ref().map(Gpu::memory).transpose().map_err(DeviceFault::from)?;
@@ -169,13 +182,21 @@ fn build(config: &Config, waker: &Waker) -> Result<Core, StartError> {
     if let (IoEngine::Uring, AnyStore::Threads(_)) = (config.io, &store) {
         return Err(StartError::NoUring);
     }
+    let info = device.info();
+    board.describe(DeviceFacts {
+        kind: info.kind,
+        uuid: info.uuid,
+        name: info.name.clone(),
+        unified: info.unified,
+        store: store.kind(),
+    });
     let transfer = Transfer::new(store, device);
     let mut engine = Engine::new(limits);
     engine.begin_with(frames_ready);
     for quota in &config.quotas {
         engine.put_quota(*quota).map_err(|refused| StartError::Quota(refused.message))?;
     }
-    Ok(Core::new(engine, transfer, config.admin_gid))
+    Ok(Core::new(engine, transfer, config.admin_gid, Arc::clone(board)))
 }
 
 async fn serve(
@@ -186,7 +207,10 @@ async fn serve(
     let waker = Waker::new().map_err(|errno| system("make an eventfd")(errno.into()))?;
     // The socket first: a second daemon must not touch memory or spill before it learns that there is one.
     let listener = Listener::bind(&config.socket, config.socket_mode)?;
-    let core = Rc::new(RefCell::new(build(config, &waker)?));
+    let board = Arc::new(Board::new(waker.clone()));
+    // Before the tiers, which take their time: that the daemon starts is to be seen as well.
+    let _endpoint = serve_metrics(config, &board)?;
+    let core = Rc::new(RefCell::new(build(config, &waker, &board)?));
     let completions = waker.as_fd().try_clone_to_owned().and_then(watch::readable);
     let completions = completions.map_err(system("watch for completions"))?;
     {
@@ -195,6 +219,7 @@ async fn serve(
         core.tick();
         core.settle();
     }
+    board.enter(Phase::Serving);
     ready();
     tracing::info!("ready on {}", config.socket.display());
     let ended = tokio::select! {
@@ -204,11 +229,49 @@ async fn serve(
         }
         () = accept(&core, &listener) => Ok(()),
         () = timers(&core) => Ok(()),
-        error = complete(&core, &waker, &completions) => Err(error),
+        () = pulse(&core) => Ok(()),
+        error = complete(&core, &waker, &completions, &board) => Err(error),
     };
+    board.enter(Phase::Stopping);
     // No new clients; what is moving ends before its buffers go.
     drop(listener);
-    ended.and(drain(&core, &waker, &completions).await)
+    ended.and(drain(&core, &waker, &completions, &board).await)
+}
+
+/// Starts the thread that answers for metrics and health, if it is to be.
+fn serve_metrics(
+    config: &Config,
+    board: &Arc<Board>,
+) -> Result<Option<(Endpoint, Option<SocketFile>)>, StartError> {
+    let address = config.metrics;
+    if address.is_none() && config.metrics_socket.is_none() {
+        return Ok(None);
+    }
+    let failed = |source| StartError::Metrics {
+        address: address.map(|address| address.to_string()).unwrap_or_default(),
+        source,
+    };
+    let tcp = address.map(std::net::TcpListener::bind).transpose().map_err(failed)?;
+    let unix = config.metrics_socket.as_ref();
+    let unix = unix.map(|path| listener::bind(path, config.socket_mode)).transpose()?;
+    let (unix, file) = unix.unzip();
+    let endpoint = Endpoint::start(Arc::clone(board), tcp, unix);
+    let endpoint = endpoint.map_err(system("start the thread of the metrics"))?;
+    if let Some(address) = endpoint.address() {
+        tracing::info!("metrics on http://{address}/metrics");
+        if !address.ip().is_loopback() {
+            tracing::warn!("everyone who reaches {address} can read the metrics");
+        }
+    }
+    Ok(Some((endpoint, file)))
+}
+
+/// Says that the reactor turns.
+async fn pulse(core: &Rc<RefCell<Core>>) {
+    loop {
+        core.borrow().beat();
+        tokio::time::sleep(PULSE).await;
+    }
 }
 
 async fn accept(core: &Rc<RefCell<Core>>, listener: &Listener) {
@@ -266,6 +329,7 @@ async fn complete(
     core: &Rc<RefCell<Core>>,
     waker: &Waker,
     completions: &AsyncFd<OwnedFd>,
+    board: &Board,
 ) -> StartError {
     loop {
         match completions.readable().await {
@@ -278,6 +342,9 @@ async fn complete(
         let mut core = core.borrow_mut();
         core.completions();
         core.settle();
+        if board.is_wanted() {
+            board.publish(core.snapshot());
+        }
         if core.device_lost() {
             return StartError::DeviceLost;
         }
@@ -289,6 +356,7 @@ async fn drain(
     core: &Rc<RefCell<Core>>,
     waker: &Waker,
     completions: &AsyncFd<OwnedFd>,
+    board: &Board,
 ) -> Result<(), StartError> {
     core.borrow_mut().stop_growing();
     let drained = tokio::time::timeout(DRAIN_WAIT, async {
@@ -301,6 +369,9 @@ async fn drain(
                 Err(error) => return tracing::error!("cannot watch for completions: {error}"),
             }
             core.borrow_mut().completions();
+            if board.is_wanted() {
+                board.publish(core.borrow().snapshot());
+            }
         }
     });
     drained.await.map_err(|_elapsed| {

@@ -10,6 +10,7 @@ pub mod good;
 pub mod held;
 pub mod peer;
 pub mod random;
+pub mod scrape;
 pub mod simulation;
 pub mod victim;
 pub mod wait;

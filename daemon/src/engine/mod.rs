@@ -22,6 +22,7 @@ use page_table::{FileKey, PageTable};
 use prefetch::{PrefetchKey, Wanted};
 use resize::Sizes;
 use session::Session;
+use tally::Tally;
 
 pub mod allocator;
 #[cfg(test)]
@@ -46,7 +47,8 @@ mod resize;
 mod revocation;
 mod room;
 pub mod session;
-mod stats;
+pub mod stats;
+pub mod tally;
 mod waiters;
 
 /// All state of the daemon that is not a socket, a file or a device.
@@ -110,6 +112,7 @@ pub struct Engine {
     last_id: u64,
     last_tag: u64,
     counters: Counters,
+    tally: Tally,
     device_lost: bool,
 }
 
@@ -158,6 +161,7 @@ impl Engine {
             last_id: 0,
             last_tag: 0,
             counters: Counters::default(),
+            tally: Tally::default(),
             device_lost: false,
         }
     }
@@ -198,6 +202,7 @@ impl Engine {
     /// Handles one event at `now` (microseconds on a clock that never goes back), then does whatever has become
     /// possible. Commands are appended to `outbox`.
     pub fn apply(&mut self, event: Event, now: u64, outbox: &mut Outbox) {
+        self.tally.now_us = now;
         match event {
             Event::SessionOpened { session, domain, gid, admin } => {
                 let old = self.sessions.insert(session, Session::new(domain, gid, admin));
@@ -376,6 +381,7 @@ impl Engine {
             return self.frame_done(frame, &result, outbox);
         }
         let at = self.transfers.remove(&tag).expect("each transfer ends once");
+        self.tally_hop(at, result.as_ref().err());
         match result {
             Ok(checksum) => self.hop_succeeded(at, checksum, outbox),
             Err(fault) => self.hop_failed(at, &fault, now, outbox),

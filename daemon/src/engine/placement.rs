@@ -201,6 +201,7 @@ impl Engine {
 
     pub(super) fn start(&mut self, at: PageRef, hop: Hop, outbox: &mut Outbox) {
         let tag = self.next_tag();
+        self.tally.hop_started(&hop);
         self.transfers.insert(tag, at);
         outbox.push(Command::Transfer { tag, hop });
     }

@@ -18,6 +18,7 @@ use super::maps::PendingId;
 use super::placement::Need;
 use super::refusal;
 use super::room::{RamUse, Spared};
+use super::tally::Eviction;
 use crate::device::DeviceFault;
 
 /// A tier change that waits for its size.
@@ -212,6 +213,12 @@ impl Engine {
         self.vram.capacity() - u32::try_from(out).expect("bounded by the frames")
     }
 
+    /// VRAM frames that are to have their memory and don't yet.
+    pub(super) fn frames_growing(&self) -> u64 {
+        let restoring = self.sizes.restoring.len() as u64;
+        u64::from(self.sizes.vram_target.saturating_sub(self.frames_made())) + restoring
+    }
+
     fn has_size(&self, tier: Tier) -> bool {
         let sizes = &self.sizes;
         let out = |capacity: u32, target: u32| capacity.saturating_sub(target) as usize;
@@ -260,7 +267,7 @@ impl Engine {
                 let Some(victim) = self.vram_victim(Need::Demand, &Spared::default()) else {
                     return;
                 };
-                if !self.evict(victim, now, outbox) {
+                if !self.evict(victim, Eviction::Resize, now, outbox) {
                     return;
                 }
             }

@@ -11,6 +11,7 @@ use super::page::Motion;
 use super::placement::Need;
 use super::policy::next_use::{NextUse, distance};
 use super::quota::Instance;
+use super::tally::Eviction;
 
 /// What came of asking for a VRAM frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,7 +67,8 @@ impl Engine {
         }
         while let Some(full) = self.vram_used_up(at) {
             let victim = if need == Need::Demand { self.victim_of(full) } else { None };
-            let evicted = victim.is_some_and(|victim| self.evict(victim, now, outbox));
+            let evicted =
+                victim.is_some_and(|victim| self.evict(victim, Eviction::Quota, now, outbox));
             if !evicted {
                 return Frame::QuotaFull;
             }
@@ -94,7 +96,11 @@ impl Engine {
             }
             let Some(victim) = victim else { return Frame::TierFull };
             let before = (self.downs, self.outs, self.ram.free());
-            let freed = self.evict(victim, now, outbox);
+            let why = match need {
+                Need::Demand => Eviction::Demand,
+                Need::Prefetch => Eviction::Prefetch,
+            };
+            let freed = self.evict(victim, why, now, outbox);
             if !freed && before == (self.downs, self.outs, self.ram.free()) {
                 return Frame::TierFull;
             }
@@ -102,14 +108,21 @@ impl Engine {
     }
 
     /// Drops a page from VRAM, or starts to copy it down, or on a unified device out. Answers whether its frame is free now.
-    pub(super) fn evict(&mut self, victim: PageRef, now: u64, outbox: &mut Outbox) -> bool {
+    pub(super) fn evict(
+        &mut self,
+        victim: PageRef,
+        why: Eviction,
+        now: u64,
+        outbox: &mut Outbox,
+    ) -> bool {
         let file_backed = self.table.backing(victim.backing).file_backed();
         if self.table.page(victim).vram_droppable(file_backed) {
             self.drop_from_vram(victim);
+            self.tally.evicted(why);
             return true;
         }
         if self.limits.unified {
-            // It is dropped once it is written.
+            // It is dropped, and counted, once it is written.
             self.start_out(victim, now, outbox);
             return false;
         }
@@ -117,6 +130,7 @@ impl Engine {
             && let Some(ram) = self.ram_frame(RamUse::Leaving, now, outbox)
         {
             self.start_down(victim, ram, outbox);
+            self.tally.evicted(why);
         }
         false
     }

@@ -42,7 +42,7 @@ pub enum ListenError {
 #[derive(Debug)]
 pub struct Listener {
     listener: UnixListener,
-    path: PathBuf,
+    _file: SocketFile,
 }
 
 impl Listener {
@@ -51,15 +51,11 @@ impl Listener {
     /// # Errors
     /// [`ListenError`].
     pub fn bind(path: &Path, mode: u32) -> Result<Self, ListenError> {
-        let io = |what| {
-            let path = path.to_owned();
-            move |source| ListenError::Io { what, path, source }
-        };
-        remove_stale(path)?;
-        let listener = UnixListener::bind(path).map_err(io("create"))?;
-        let permissions = std::fs::Permissions::from_mode(mode);
-        std::fs::set_permissions(path, permissions).map_err(io("set the mode of"))?;
-        Ok(Self { listener, path: path.to_owned() })
+        let (listener, file) = bind(path, mode)?;
+        let listener =
+            listener.set_nonblocking(true).and_then(|()| UnixListener::from_std(listener));
+        let io = |source| ListenError::Io { what: "watch", path: path.to_owned(), source };
+        Ok(Self { listener: listener.map_err(io)?, _file: file })
     }
 
     /// The listening end.
@@ -69,12 +65,36 @@ impl Listener {
     }
 }
 
-impl Drop for Listener {
+/// A socket's file; removed when dropped.
+#[derive(Debug)]
+pub struct SocketFile(PathBuf);
+
+impl Drop for SocketFile {
     fn drop(&mut self) {
-        if let Err(error) = std::fs::remove_file(&self.path) {
-            tracing::warn!("cannot remove socket {}: {error}", self.path.display());
+        if let Err(error) = std::fs::remove_file(&self.0) {
+            tracing::warn!("cannot remove socket {}: {error}", self.0.display());
         }
     }
+}
+
+/// A listening socket, and its file. One left by a dead daemon is replaced.
+///
+/// # Errors
+/// [`ListenError`].
+pub fn bind(
+    path: &Path,
+    mode: u32,
+) -> Result<(std::os::unix::net::UnixListener, SocketFile), ListenError> {
+    let io = |what| {
+        let path = path.to_owned();
+        move |source| ListenError::Io { what, path, source }
+    };
+    remove_stale(path)?;
+    let listener = std::os::unix::net::UnixListener::bind(path).map_err(io("create"))?;
+    let file = SocketFile(path.to_owned());
+    let permissions = std::fs::Permissions::from_mode(mode);
+    std::fs::set_permissions(path, permissions).map_err(io("set the mode of"))?;
+    Ok((listener, file))
 }
 
 fn remove_stale(path: &Path) -> Result<(), ListenError> {
