@@ -10,6 +10,7 @@ use std::time::Duration;
 use lapis_proto::message::Quota;
 use serde::{Deserialize, Serialize};
 
+use crate::log::LogFormat;
 use crate::sys::memory::FRAME_SLACK;
 
 pub use error::{ConfigError, ConfigWarning};
@@ -100,6 +101,10 @@ pub struct Config {
     pub metrics: Option<SocketAddr>,
     /// Unix socket that they are served on; its mode is `socket_mode`.
     pub metrics_socket: Option<PathBuf>,
+    /// What is logged: a level, or levels by module.
+    pub log: String,
+    /// How it is logged.
+    pub log_format: LogFormat,
     /// Which device.
     pub device: DeviceChoice,
     /// Which GPU; the first one if `None`.
@@ -141,6 +146,8 @@ impl Config {
         Config {
             socket,
             socket_mode: 0o660,
+            log: "info".to_owned(),
+            log_format: LogFormat::Auto,
             metrics: None,
             metrics_socket: None,
             device: DeviceChoice::Auto,
@@ -262,6 +269,9 @@ impl Config {
         quota::validate(self)?;
         if !self.spill_dir.is_absolute() {
             return Err(ConfigError::SpillDirRelative { path: self.spill_dir.clone() });
+        }
+        if let Err(error) = crate::log::check_filter(&self.log) {
+            return Err(ConfigError::Log { message: error.to_string() });
         }
         for path in std::iter::once(&self.socket).chain(&self.metrics_socket) {
             let bytes = path.as_os_str().len();

@@ -19,6 +19,7 @@ use crate::engine::Engine;
 use crate::engine::limits::Limits;
 use crate::metrics::endpoint::Endpoint;
 use crate::metrics::{Board, DeviceFacts, Phase};
+use crate::reload;
 use crate::server::core::Core;
 use crate::server::listener::{self, ListenError, Listener, SocketFile};
 use crate::server::session;
@@ -26,6 +27,7 @@ use crate::store::spill::{Spill, SpillError};
 use crate::store::{AnyStore, StoreSetupError};
 use crate::sys::descriptors;
 use crate::sys::memory::MemoryError;
+use crate::sys::systemd::{InheritError, Inherited, Notifier};
 use crate::sys::waker::Waker;
 use crate::sys::watch;
 use crate::transfer::Transfer;
@@ -36,6 +38,8 @@ const DRAIN_WAIT: Duration = Duration::from_secs(10);
 const ACCEPT_REST: Duration = Duration::from_millis(100);
 /// Between two signs of life.
 const PULSE: Duration = Duration::from_millis(500);
+/// Between two looks at what the service manager is told for people.
+const STATUS: Duration = Duration::from_secs(2);
 
 /// The daemon can't start, or had to end.
 #[derive(Debug, thiserror::Error)]
@@ -61,6 +65,9 @@ pub enum StartError {
     /// A quota that the engine can't keep.
     #[error("cannot set a quota: {0}")]
     Quota(String),
+    /// Sockets from systemd can't be used.
+    #[error(transparent)]
+    Inherit(#[from] InheritError),
     /// The socket can't be had.
     #[error(transparent)]
     Listen(#[from] ListenError),
@@ -107,14 +114,46 @@ fn system(what: &'static str) -> impl FnOnce(std::io::Error) -> StartError {
     move |source| StartError::System { what, source }
 }
 
+/// Reads the configuration again; an error is for people, and nothing changes then.
+pub type Reload = Box<dyn FnMut() -> Result<Config, String>>;
+
+/// What a daemon that is a service has around it.
+pub struct Service {
+    /// Who wants to know how it is.
+    pub notifier: Notifier,
+    /// Sockets that are there already.
+    pub inherited: Inherited,
+    /// What `SIGHUP` does.
+    pub reload: Reload,
+}
+
+impl std::fmt::Debug for Service {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Service").field("inherited", &self.inherited).finish_non_exhaustive()
+    }
+}
+
+impl Service {
+    /// Nothing.
+    fn none() -> Self {
+        let reload = || Err("an embedded daemon has no configuration file".to_owned());
+        Self {
+            notifier: Notifier::silent(),
+            inherited: Inherited::default(),
+            reload: Box::new(reload),
+        }
+    }
+}
+
 /// Runs a daemon on this thread until `SIGTERM` or `SIGINT`.
 ///
 /// # Errors
 /// [`StartError`].
-pub fn run(config: &Config, ready: impl FnOnce()) -> Result<(), StartError> {
+pub fn run(config: &Config, service: Service) -> Result<(), StartError> {
     block_on(async {
         use tokio::signal::unix::{SignalKind, signal};
         let mut term = signal(SignalKind::terminate()).map_err(system("catch SIGTERM"))?;
+        let mut hangups = signal(SignalKind::hangup()).map_err(system("catch SIGHUP"))?;
         let mut int = signal(SignalKind::interrupt()).map_err(system("catch SIGINT"))?;
         let stop = async move {
             tokio::select! {
@@ -122,7 +161,8 @@ pub fn run(config: &Config, ready: impl FnOnce()) -> Result<(), StartError> {
                 _ = int.recv() => "SIGINT",
             }
         };
-        serve(config, ready, stop).await
+        let hangup = async || hangups.recv().await.unwrap_or(());
+        serve(config, service, hangup, || (), stop).await
     })
 }
 
@@ -201,15 +241,22 @@ fn build(config: &Config, waker: &Waker, board: &Arc<Board>) -> Result<Core, Sta
 
 async fn serve(
     config: &Config,
+    service: Service,
+    hangup: impl AsyncFnMut(),
     ready: impl FnOnce(),
     stop: impl Future<Output = &'static str>,
 ) -> Result<(), StartError> {
     let waker = Waker::new().map_err(|errno| system("make an eventfd")(errno.into()))?;
     // The socket first: a second daemon must not touch memory or spill before it learns that there is one.
-    let listener = Listener::bind(&config.socket, config.socket_mode)?;
+    let Service { notifier, inherited, reload } = service;
+    let listener = match inherited.clients {
+        Some(socket) => Listener::adopt(socket)?,
+        None => Listener::bind(&config.socket, config.socket_mode)?,
+    };
+    notifier.status(format_args!("Making the tiers: VRAM {}, RAM {}", config.vram, config.ram));
     let board = Arc::new(Board::new(waker.clone()));
     // Before the tiers, which take their time: that the daemon starts is to be seen as well.
-    let _endpoint = serve_metrics(config, &board)?;
+    let _endpoint = serve_metrics(config, inherited.metrics, &board)?;
     let core = Rc::new(RefCell::new(build(config, &waker, &board)?));
     let completions = waker.as_fd().try_clone_to_owned().and_then(watch::readable);
     let completions = completions.map_err(system("watch for completions"))?;
@@ -221,7 +268,8 @@ async fn serve(
     }
     board.enter(Phase::Serving);
     ready();
-    tracing::info!("ready on {}", config.socket.display());
+    notifier.ready();
+    tracing::info!("ready on {}", listener.path().display());
     let ended = tokio::select! {
         reason = stop => {
             tracing::info!("stopping: {reason}");
@@ -229,22 +277,29 @@ async fn serve(
         }
         () = accept(&core, &listener) => Ok(()),
         () = timers(&core) => Ok(()),
-        () = pulse(&core) => Ok(()),
+        () = pulse(&core, &notifier, true) => Ok(()),
+        () = reload_on(hangup, &core, &notifier, config, reload) => Ok(()),
         error = complete(&core, &waker, &completions, &board) => Err(error),
     };
     board.enter(Phase::Stopping);
+    notifier.stopping();
     // No new clients; what is moving ends before its buffers go.
     drop(listener);
-    ended.and(drain(&core, &waker, &completions, &board).await)
+    let drained = tokio::select! {
+        drained = drain(&core, &waker, &completions, &board) => drained,
+        () = pulse(&core, &notifier, false) => Ok(()),
+    };
+    ended.and(drained)
 }
 
 /// Starts the thread that answers for metrics and health, if it is to be.
 fn serve_metrics(
     config: &Config,
+    inherited: Option<std::os::unix::net::UnixListener>,
     board: &Arc<Board>,
 ) -> Result<Option<(Endpoint, Option<SocketFile>)>, StartError> {
     let address = config.metrics;
-    if address.is_none() && config.metrics_socket.is_none() {
+    if address.is_none() && config.metrics_socket.is_none() && inherited.is_none() {
         return Ok(None);
     }
     let failed = |source| StartError::Metrics {
@@ -252,9 +307,14 @@ fn serve_metrics(
         source,
     };
     let tcp = address.map(std::net::TcpListener::bind).transpose().map_err(failed)?;
-    let unix = config.metrics_socket.as_ref();
-    let unix = unix.map(|path| listener::bind(path, config.socket_mode)).transpose()?;
-    let (unix, file) = unix.unzip();
+    let (unix, file) = match (inherited, &config.metrics_socket) {
+        (Some(socket), _) => (Some(socket), None),
+        (None, Some(path)) => {
+            let (socket, file) = listener::bind(path, config.socket_mode)?;
+            (Some(socket), Some(file))
+        }
+        (None, None) => (None, None),
+    };
     let endpoint = Endpoint::start(Arc::clone(board), tcp, unix);
     let endpoint = endpoint.map_err(system("start the thread of the metrics"))?;
     if let Some(address) = endpoint.address() {
@@ -266,11 +326,48 @@ fn serve_metrics(
     Ok(Some((endpoint, file)))
 }
 
-/// Says that the reactor turns.
-async fn pulse(core: &Rc<RefCell<Core>>) {
+/// Says that the reactor turns, to whoever wants to know.
+async fn pulse(core: &Rc<RefCell<Core>>, notifier: &Notifier, serving: bool) {
+    let watchdog = notifier.watchdog();
+    // Twice as often as need be, at least.
+    let rest = watchdog.map_or(PULSE, |longest| PULSE.min(longest / 2));
+    let mut said = String::new();
+    let mut since_status = STATUS;
     loop {
         core.borrow().beat();
-        tokio::time::sleep(PULSE).await;
+        if watchdog.is_some() {
+            notifier.alive();
+        }
+        if serving && since_status >= STATUS {
+            since_status = Duration::ZERO;
+            let line = core.borrow().status_line();
+            if line != said {
+                notifier.status(&line);
+                said = line;
+            }
+        }
+        tokio::time::sleep(rest).await;
+        since_status += rest;
+    }
+}
+
+/// Reads the configuration again, whenever it is told to.
+async fn reload_on(
+    mut hangup: impl AsyncFnMut(),
+    core: &Rc<RefCell<Core>>,
+    notifier: &Notifier,
+    config: &Config,
+    mut reload: Reload,
+) {
+    let mut config = config.clone();
+    loop {
+        hangup().await;
+        notifier.reloading();
+        match reload() {
+            Ok(new) => config = reload::apply(&mut core.borrow_mut(), &config, &new),
+            Err(error) => tracing::error!("reload: nothing is changed: {error}"),
+        }
+        notifier.ready();
     }
 }
 
@@ -413,7 +510,8 @@ impl Embedded {
                 };
                 // The receiver waits until it is told or this thread has failed.
                 let ready = move || ready.send(()).expect("the starter waits");
-                block_on(serve(&config, ready, stop))
+                let hangup = async || std::future::pending().await;
+                block_on(serve(&config, Service::none(), hangup, ready, stop))
             })
             .map_err(system("start a thread"))?;
         if is_ready.recv().is_err() {

@@ -17,6 +17,7 @@ use super::host::Host;
 use super::quota::QuotaSettings;
 use super::size::{Amount, Rate, Size};
 use super::{Config, DeviceChoice, IoEngine};
+use crate::log::LogFormat;
 
 /// What one source says.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, clap::Args)]
@@ -34,6 +35,13 @@ pub struct Settings {
     /// Unix socket that they are served on as well, with the mode of the other; "" for none [default: none]
     #[arg(long, env = "LAPISD_METRICS_SOCKET", value_name = "PATH")]
     pub metrics_socket: Option<PathBuf>,
+    /// What is logged: error, warn, info, debug, trace, or one per module; LAPIS_LOG and RUST_LOG go before it
+    /// [default: info]
+    #[arg(long, env = "LAPISD_LOG", value_name = "FILTER")]
+    pub log: Option<String>,
+    /// How it is logged [default: auto]
+    #[arg(long, env = "LAPISD_LOG_FORMAT", value_name = "FORMAT")]
+    pub log_format: Option<LogFormat>,
     /// Device that holds the VRAM tier [default: auto]
     #[arg(long, env = "LAPISD_DEVICE", value_name = "DEVICE")]
     pub device: Option<DeviceChoice>,
@@ -199,6 +207,8 @@ impl Settings {
             socket_mode: self.socket_mode.or(lower.socket_mode),
             metrics: self.metrics.or(lower.metrics),
             metrics_socket: self.metrics_socket.or(lower.metrics_socket),
+            log: self.log.or(lower.log),
+            log_format: self.log_format.or(lower.log_format),
             device: self.device.or(lower.device),
             gpu: self.gpu.or(lower.gpu),
             libcuda: self.libcuda.or(lower.libcuda),
@@ -243,6 +253,8 @@ impl Settings {
         config.metrics = self.metrics.and_then(|MetricsAddress(address)| address);
         let named = |path: &PathBuf| !path.as_os_str().is_empty();
         config.metrics_socket = self.metrics_socket.filter(named);
+        set(&mut config.log, self.log);
+        set(&mut config.log_format, self.log_format);
         set(&mut config.device, self.device);
         set(&mut config.vram, self.vram);
         set(&mut config.unified, self.unified);
@@ -300,6 +312,8 @@ impl From<&Config> for Settings {
             socket_mode: Some(Mode(config.socket_mode)),
             metrics: Some(MetricsAddress(config.metrics)),
             metrics_socket: Some(config.metrics_socket.clone().unwrap_or_default()),
+            log: Some(config.log.clone()),
+            log_format: Some(config.log_format),
             device: Some(config.device),
             gpu: config.gpu,
             libcuda: config.libcuda.clone(),

@@ -54,6 +54,8 @@ socket = \"/run/user/1000/lapis.sock\"
 socket_mode = \"0600\"
 metrics = \"127.0.0.1:9471\"
 metrics_socket = \"/run/lapis/metrics.sock\"
+log = \"warn,lapisd=debug\"
+log_format = \"json\"
 device = \"sim\"
 gpu = \"GPU-00010203-0405-0607-0809-0a0b0c0d0e0f\"
 libcuda = \"/opt/libcuda.so.1\"
@@ -119,6 +121,8 @@ fn each_setting_is_merged() {
         socket_mode: 0o600,
         metrics: Some(([127, 0, 0, 1], 1).into()),
         metrics_socket: Some("/other".into()),
+        log: "debug".to_owned(),
+        log_format: crate::log::LogFormat::Json,
         device: DeviceChoice::Sim,
         gpu: Some(GpuChoice::Ordinal(2)),
         libcuda: Some("/other".into()),

@@ -157,7 +157,8 @@ impl Engine {
     }
 
     /// The tiers, their longest free runs left out.
-    fn tiers(&self) -> [TierStats; 3] {
+    #[must_use]
+    pub fn tiers(&self) -> [TierStats; 3] {
         let page = self.limits.page_size;
         let bytes = |pages: u32| u64::from(pages) * page;
         let tier = |capacity: u32, free: u32, pinned: u32| TierStats {

@@ -15,6 +15,7 @@ use tokio::sync::Notify;
 
 use super::outgoing::{Flushed, Outgoing};
 use super::requests::Parsed;
+use crate::config::Size;
 use crate::device::Device;
 use crate::engine::Engine;
 use crate::engine::event::{Command, Event, Outbox, Reply, Request};
@@ -138,6 +139,43 @@ impl Core {
     #[must_use]
     pub fn is_admin(&self, uid: u32, mut gids: impl Iterator<Item = u32>) -> bool {
         uid == 0 || self.admin_gid.is_some_and(|admin| gids.any(|gid| gid == admin))
+    }
+
+    /// Whose members may change tiers and quotas from now on, in sessions to come.
+    pub fn administered_by(&mut self, admin_gid: Option<u32>) {
+        self.admin_gid = admin_gid;
+    }
+
+    /// Sets a quota, or takes it away; see [`Engine::put_quota`].
+    ///
+    /// # Errors
+    /// The engine's refusal.
+    pub fn put_quota(&mut self, quota: wire::Quota) -> Result<(), Refused> {
+        self.engine.put_quota(quota)
+    }
+
+    /// Changes the size of a tier; see [`Engine::aim_tier`].
+    ///
+    /// # Errors
+    /// The engine's refusal.
+    pub fn aim_tier(&mut self, tier: wire::Tier, pages: u32) -> Result<(), Refused> {
+        self.engine.aim_tier(tier, u64::from(pages))
+    }
+
+    /// What the daemon does, in one line for people.
+    #[must_use]
+    pub fn status_line(&self) -> String {
+        let size = |bytes: u64| Size::from_bytes(bytes).to_string();
+        let [vram, ram, nvme] = self.engine.tiers();
+        let growing = self.engine.frames_growing() * self.engine.limits().page_size;
+        if growing > 0 {
+            let (made, all) = (size(vram.capacity), size(vram.capacity + growing));
+            return format!("Serving; {made} of {all} VRAM made");
+        }
+        let tier = |tier: wire::TierStats| format!("{}/{}", size(tier.used), size(tier.capacity));
+        let sessions = self.connections.len();
+        let (vram, ram, nvme) = (tier(vram), tier(ram), tier(nvme));
+        format!("Serving {sessions} sessions; VRAM {vram}, RAM {ram}, NVMe {nvme}")
     }
 
     /// Opens a session, or says why not.

@@ -42,7 +42,9 @@ pub enum ListenError {
 #[derive(Debug)]
 pub struct Listener {
     listener: UnixListener,
-    _file: SocketFile,
+    path: PathBuf,
+    /// Unless it is somebody else's.
+    _file: Option<SocketFile>,
 }
 
 impl Listener {
@@ -55,7 +57,27 @@ impl Listener {
         let listener =
             listener.set_nonblocking(true).and_then(|()| UnixListener::from_std(listener));
         let io = |source| ListenError::Io { what: "watch", path: path.to_owned(), source };
-        Ok(Self { listener: listener.map_err(io)?, _file: file })
+        Ok(Self { listener: listener.map_err(io)?, path: path.to_owned(), _file: Some(file) })
+    }
+
+    /// Takes over a socket that somebody else listens on, and whose file is his.
+    ///
+    /// # Errors
+    /// [`ListenError::Io`].
+    pub fn adopt(listener: std::os::unix::net::UnixListener) -> Result<Self, ListenError> {
+        let path = listener.local_addr().ok();
+        let path = path.as_ref().and_then(|address| address.as_pathname()).map(Path::to_owned);
+        let path = path.unwrap_or_default();
+        let listener =
+            listener.set_nonblocking(true).and_then(|()| UnixListener::from_std(listener));
+        let io = |source| ListenError::Io { what: "watch", path: path.clone(), source };
+        Ok(Self { listener: listener.map_err(io)?, path, _file: None })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// The listening end.
