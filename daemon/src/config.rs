@@ -3,19 +3,21 @@
 //! [`Settings`] are what one source says: the file, the environment, the flags. Sources are merged, resolved against
 //! the [`Host`] into a [`Config`], and that is validated. The rest of the daemon sees only a valid [`Config`].
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use lapis_proto::message::Quota;
 use serde::{Deserialize, Serialize};
 
+use crate::log::LogFormat;
 use crate::sys::memory::FRAME_SLACK;
 
 pub use error::{ConfigError, ConfigWarning};
 pub use gpu::{GpuChoice, GpuChoiceError};
 pub use host::Host;
 pub use quota::{ADMIN_GROUP_DEFAULT, QuotaSettings, Subject, SubjectError};
-pub use settings::{Mode, Settings};
+pub use settings::{MetricsAddress, Mode, Settings};
 pub use size::{Amount, Rate, Size, SizeError};
 
 mod error;
@@ -95,6 +97,14 @@ pub struct Config {
     pub socket: PathBuf,
     /// The socket's permission bits.
     pub socket_mode: u32,
+    /// TCP address that metrics and health are served on.
+    pub metrics: Option<SocketAddr>,
+    /// Unix socket that they are served on; its mode is `socket_mode`.
+    pub metrics_socket: Option<PathBuf>,
+    /// What is logged: a level, or levels by module.
+    pub log: String,
+    /// How it is logged.
+    pub log_format: LogFormat,
     /// Which device.
     pub device: DeviceChoice,
     /// Which GPU; the first one if `None`.
@@ -136,6 +146,10 @@ impl Config {
         Config {
             socket,
             socket_mode: 0o660,
+            log: "info".to_owned(),
+            log_format: LogFormat::Auto,
+            metrics: None,
+            metrics_socket: None,
             device: DeviceChoice::Auto,
             gpu: None,
             libcuda: None,
@@ -256,9 +270,14 @@ impl Config {
         if !self.spill_dir.is_absolute() {
             return Err(ConfigError::SpillDirRelative { path: self.spill_dir.clone() });
         }
-        let bytes = self.socket.as_os_str().len();
-        if bytes > SOCKET_PATH_BYTES_MAX {
-            return Err(ConfigError::SocketPathLong { path: self.socket.clone(), bytes });
+        if let Err(error) = crate::log::check_filter(&self.log) {
+            return Err(ConfigError::Log { message: error.to_string() });
+        }
+        for path in std::iter::once(&self.socket).chain(&self.metrics_socket) {
+            let bytes = path.as_os_str().len();
+            if bytes > SOCKET_PATH_BYTES_MAX {
+                return Err(ConfigError::SocketPathLong { path: path.clone(), bytes });
+            }
         }
         Ok(())
     }

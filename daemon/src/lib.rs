@@ -6,8 +6,11 @@
 pub mod config;
 pub mod device;
 pub mod engine;
+pub mod log;
+pub mod metrics;
 pub mod policy;
 pub mod reactor;
+mod reload;
 pub mod server;
 pub mod store;
 pub mod sys;

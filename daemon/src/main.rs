@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs::DirBuilder;
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -10,8 +10,9 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Parser;
 use lapisd::config::{Config, ConfigError, Host, Settings, Size};
-use lapisd::reactor::{self, StartError};
-use tracing_subscriber::EnvFilter;
+use lapisd::log::Log;
+use lapisd::reactor::{self, Service, StartError};
+use lapisd::sys::systemd::{self, Notifier};
 
 /// The daemon failed while it ran or could not start.
 const EXIT_FAILURE: u8 = 1;
@@ -37,9 +38,10 @@ struct Cli {
 }
 
 const AFTER_HELP: &str = "\
-Log: to standard error; LAPIS_LOG (else RUST_LOG) sets the level: error, warn, info (default), debug, trace, or one \
-per module.
-Signals: TERM and INT stop the daemon cleanly.
+Log: to the journal under systemd, else to standard error; LAPIS_LOG (else RUST_LOG) goes before --log.
+Metrics: with --metrics ADDRESS, http://ADDRESS/metrics is for Prometheus; /healthz and /readyz answer 200 or 503.
+Signals: TERM and INT stop the daemon cleanly; HUP reads the configuration again: log, quotas, admin_group and the \
+sizes of tiers change at once, the log says what does not.
 Exit status: 0 stopped as told, 1 failure, 2 wrong usage or configuration.";
 
 fn main() -> ExitCode {
@@ -78,8 +80,9 @@ fn chain(error: &anyhow::Error) -> String {
 
 fn run(cli: Cli) -> anyhow::Result<()> {
     let host = Host::of_process();
-    let config = Config::load(cli.config.as_deref(), cli.settings, &host)?;
-    if cli.check {
+    let Cli { config: file, check, settings } = cli;
+    let config = Config::load(file.as_deref(), settings.clone(), &host)?;
+    if check {
         if let Some(warning) = config.warning() {
             // Nothing is left to tell that standard error is closed.
             let _closed = writeln!(std::io::stderr(), "warning: {warning}");
@@ -89,7 +92,9 @@ fn run(cli: Cli) -> anyhow::Result<()> {
             .write_all(text.as_bytes())
             .context("cannot print the configuration");
     }
-    start_log()?;
+    // Before any descriptor is opened.
+    let inherited = systemd::inherit().map_err(StartError::from)?;
+    let log = Log::start(&config.log, config.log_format)?;
     for (variable, meant) in unknown_variables(std::env::vars_os().map(|(name, _)| name)) {
         tracing::warn!("{variable} is ignored: no setting has that name{meant}");
     }
@@ -98,23 +103,14 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         tracing::warn!("{warning}");
     }
     make_default_directories(&config, &host)?;
-    // Whoever waits for the daemon sees its socket; the log says the rest.
-    Ok(reactor::run(&config, || ())?)
-}
-
-fn start_log() -> anyhow::Result<()> {
-    let filter = ["LAPIS_LOG", "RUST_LOG"].iter().find_map(|name| std::env::var(name).ok());
-    let filter = filter.unwrap_or_else(|| "info".to_owned());
-    let filter = EnvFilter::try_new(&filter).with_context(|| {
-        format!("the log filter `{filter}` is not valid: use e.g. info or debug")
-    })?;
-    let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(colour)
-        .init();
-    Ok(())
+    let reload = move || {
+        let loaded = Config::load(file.as_deref(), settings.clone(), &host);
+        let config = loaded.map_err(|error| format!("{error}; {}", error.fix()))?;
+        log.set(&config.log).map_err(|error| error.to_string())?;
+        Ok(config)
+    };
+    let notifier = Notifier::from_environment();
+    Ok(reactor::run(&config, Service { notifier, inherited, reload: Box::new(reload) })?)
 }
 
 /// Makes the directories of the default paths; systemd has made them already where it runs the daemon. A directory

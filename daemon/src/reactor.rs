@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::unix::AsyncFd;
@@ -16,13 +17,17 @@ use crate::device::open::{self, OpenError};
 use crate::device::{Device, DeviceFault};
 use crate::engine::Engine;
 use crate::engine::limits::Limits;
+use crate::metrics::endpoint::Endpoint;
+use crate::metrics::{Board, DeviceFacts, Phase};
+use crate::reload;
 use crate::server::core::Core;
-use crate::server::listener::{ListenError, Listener};
+use crate::server::listener::{self, ListenError, Listener, SocketFile};
 use crate::server::session;
 use crate::store::spill::{Spill, SpillError};
 use crate::store::{AnyStore, StoreSetupError};
 use crate::sys::descriptors;
 use crate::sys::memory::MemoryError;
+use crate::sys::systemd::{InheritError, Inherited, Notifier};
 use crate::sys::waker::Waker;
 use crate::sys::watch;
 use crate::transfer::Transfer;
@@ -31,6 +36,10 @@ use crate::transfer::Transfer;
 const DRAIN_WAIT: Duration = Duration::from_secs(10);
 /// How long to wait after `accept` failed, or for descriptors.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
+/// Between two signs of life.
+const PULSE: Duration = Duration::from_millis(500);
+/// Between two looks at what the service manager is told for people.
+const STATUS: Duration = Duration::from_secs(2);
 
 /// The daemon can't start, or had to end.
 #[derive(Debug, thiserror::Error)]
@@ -56,9 +65,20 @@ pub enum StartError {
     /// A quota that the engine can't keep.
     #[error("cannot set a quota: {0}")]
     Quota(String),
+    /// Sockets from systemd can't be used.
+    #[error(transparent)]
+    Inherit(#[from] InheritError),
     /// The socket can't be had.
     #[error(transparent)]
     Listen(#[from] ListenError),
+    /// Metrics can't be served.
+    #[error("cannot serve metrics on {address}: {source}; choose another address with --metrics")]
+    Metrics {
+        /// Where.
+        address: String,
+        /// Why.
+        source: std::io::Error,
+    },
     /// The system refuses something that everything needs.
     #[error("cannot {what}: {source}")]
     System {
@@ -94,14 +114,46 @@ fn system(what: &'static str) -> impl FnOnce(std::io::Error) -> StartError {
     move |source| StartError::System { what, source }
 }
 
+/// Reads the configuration again; an error is for people, and nothing changes then.
+pub type Reload = Box<dyn FnMut() -> Result<Config, String>>;
+
+/// What a daemon that is a service has around it.
+pub struct Service {
+    /// Who wants to know how it is.
+    pub notifier: Notifier,
+    /// Sockets that are there already.
+    pub inherited: Inherited,
+    /// What `SIGHUP` does.
+    pub reload: Reload,
+}
+
+impl std::fmt::Debug for Service {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Service").field("inherited", &self.inherited).finish_non_exhaustive()
+    }
+}
+
+impl Service {
+    /// Nothing.
+    fn none() -> Self {
+        let reload = || Err("an embedded daemon has no configuration file".to_owned());
+        Self {
+            notifier: Notifier::silent(),
+            inherited: Inherited::default(),
+            reload: Box::new(reload),
+        }
+    }
+}
+
 /// Runs a daemon on this thread until `SIGTERM` or `SIGINT`.
 ///
 /// # Errors
 /// [`StartError`].
-pub fn run(config: &Config, ready: impl FnOnce()) -> Result<(), StartError> {
+pub fn run(config: &Config, service: Service) -> Result<(), StartError> {
     block_on(async {
         use tokio::signal::unix::{SignalKind, signal};
         let mut term = signal(SignalKind::terminate()).map_err(system("catch SIGTERM"))?;
+        let mut hangups = signal(SignalKind::hangup()).map_err(system("catch SIGHUP"))?;
         let mut int = signal(SignalKind::interrupt()).map_err(system("catch SIGINT"))?;
         let stop = async move {
             tokio::select! {
@@ -109,7 +161,8 @@ pub fn run(config: &Config, ready: impl FnOnce()) -> Result<(), StartError> {
                 _ = int.recv() => "SIGINT",
             }
         };
-        serve(config, ready, stop).await
+        let hangup = async || hangups.recv().await.unwrap_or(());
+        serve(config, service, hangup, || (), stop).await
     })
 }
 
@@ -122,7 +175,7 @@ fn block_on<T>(future: impl Future<Output = Result<T, StartError>>) -> Result<T,
 }
 
 /// The movers and the engine that a configuration asks for.
-fn build(config: &Config, waker: &Waker) -> Result<Core, StartError> {
+fn build(config: &Config, waker: &Waker, board: &Arc<Board>) -> Result<Core, StartError> {
     config.validate()?;
     let gpu = open::gpu(config).map_err(DeviceFault::from)?;
     let free = gpu.as_ref().map(Gpu::memory).transpose().map_err(DeviceFault::from)?;
@@ -169,24 +222,42 @@ fn build(config: &Config, waker: &Waker) -> Result<Core, StartError> {
     if let (IoEngine::Uring, AnyStore::Threads(_)) = (config.io, &store) {
         return Err(StartError::NoUring);
     }
+    let info = device.info();
+    board.describe(DeviceFacts {
+        kind: info.kind,
+        uuid: info.uuid,
+        name: info.name.clone(),
+        unified: info.unified,
+        store: store.kind(),
+    });
     let transfer = Transfer::new(store, device);
     let mut engine = Engine::new(limits);
     engine.begin_with(frames_ready);
     for quota in &config.quotas {
         engine.put_quota(*quota).map_err(|refused| StartError::Quota(refused.message))?;
     }
-    Ok(Core::new(engine, transfer, config.admin_gid))
+    Ok(Core::new(engine, transfer, config.admin_gid, Arc::clone(board)))
 }
 
 async fn serve(
     config: &Config,
+    service: Service,
+    hangup: impl AsyncFnMut(),
     ready: impl FnOnce(),
     stop: impl Future<Output = &'static str>,
 ) -> Result<(), StartError> {
     let waker = Waker::new().map_err(|errno| system("make an eventfd")(errno.into()))?;
     // The socket first: a second daemon must not touch memory or spill before it learns that there is one.
-    let listener = Listener::bind(&config.socket, config.socket_mode)?;
-    let core = Rc::new(RefCell::new(build(config, &waker)?));
+    let Service { notifier, inherited, reload } = service;
+    let listener = match inherited.clients {
+        Some(socket) => Listener::adopt(socket)?,
+        None => Listener::bind(&config.socket, config.socket_mode)?,
+    };
+    notifier.status(format_args!("Making the tiers: VRAM {}, RAM {}", config.vram, config.ram));
+    let board = Arc::new(Board::new(waker.clone()));
+    // Before the tiers, which take their time: that the daemon starts is to be seen as well.
+    let _endpoint = serve_metrics(config, inherited.metrics, &board)?;
+    let core = Rc::new(RefCell::new(build(config, &waker, &board)?));
     let completions = waker.as_fd().try_clone_to_owned().and_then(watch::readable);
     let completions = completions.map_err(system("watch for completions"))?;
     {
@@ -195,8 +266,10 @@ async fn serve(
         core.tick();
         core.settle();
     }
+    board.enter(Phase::Serving);
     ready();
-    tracing::info!("ready on {}", config.socket.display());
+    notifier.ready();
+    tracing::info!("ready on {}", listener.path().display());
     let ended = tokio::select! {
         reason = stop => {
             tracing::info!("stopping: {reason}");
@@ -204,11 +277,98 @@ async fn serve(
         }
         () = accept(&core, &listener) => Ok(()),
         () = timers(&core) => Ok(()),
-        error = complete(&core, &waker, &completions) => Err(error),
+        () = pulse(&core, &notifier, true) => Ok(()),
+        () = reload_on(hangup, &core, &notifier, config, reload) => Ok(()),
+        error = complete(&core, &waker, &completions, &board) => Err(error),
     };
+    board.enter(Phase::Stopping);
+    notifier.stopping();
     // No new clients; what is moving ends before its buffers go.
     drop(listener);
-    ended.and(drain(&core, &waker, &completions).await)
+    let drained = tokio::select! {
+        drained = drain(&core, &waker, &completions, &board) => drained,
+        () = pulse(&core, &notifier, false) => Ok(()),
+    };
+    ended.and(drained)
+}
+
+/// Starts the thread that answers for metrics and health, if it is to be.
+fn serve_metrics(
+    config: &Config,
+    inherited: Option<std::os::unix::net::UnixListener>,
+    board: &Arc<Board>,
+) -> Result<Option<(Endpoint, Option<SocketFile>)>, StartError> {
+    let address = config.metrics;
+    if address.is_none() && config.metrics_socket.is_none() && inherited.is_none() {
+        return Ok(None);
+    }
+    let failed = |source| StartError::Metrics {
+        address: address.map(|address| address.to_string()).unwrap_or_default(),
+        source,
+    };
+    let tcp = address.map(std::net::TcpListener::bind).transpose().map_err(failed)?;
+    let (unix, file) = match (inherited, &config.metrics_socket) {
+        (Some(socket), _) => (Some(socket), None),
+        (None, Some(path)) => {
+            let (socket, file) = listener::bind(path, config.socket_mode)?;
+            (Some(socket), Some(file))
+        }
+        (None, None) => (None, None),
+    };
+    let endpoint = Endpoint::start(Arc::clone(board), tcp, unix);
+    let endpoint = endpoint.map_err(system("start the thread of the metrics"))?;
+    if let Some(address) = endpoint.address() {
+        tracing::info!("metrics on http://{address}/metrics");
+        if !address.ip().is_loopback() {
+            tracing::warn!("everyone who reaches {address} can read the metrics");
+        }
+    }
+    Ok(Some((endpoint, file)))
+}
+
+/// Says that the reactor turns, to whoever wants to know.
+async fn pulse(core: &Rc<RefCell<Core>>, notifier: &Notifier, serving: bool) {
+    let watchdog = notifier.watchdog();
+    // Twice as often as need be, at least.
+    let rest = watchdog.map_or(PULSE, |longest| PULSE.min(longest / 2));
+    let mut said = String::new();
+    let mut since_status = STATUS;
+    loop {
+        core.borrow().beat();
+        if watchdog.is_some() {
+            notifier.alive();
+        }
+        if serving && since_status >= STATUS {
+            since_status = Duration::ZERO;
+            let line = core.borrow().status_line();
+            if line != said {
+                notifier.status(&line);
+                said = line;
+            }
+        }
+        tokio::time::sleep(rest).await;
+        since_status += rest;
+    }
+}
+
+/// Reads the configuration again, whenever it is told to.
+async fn reload_on(
+    mut hangup: impl AsyncFnMut(),
+    core: &Rc<RefCell<Core>>,
+    notifier: &Notifier,
+    config: &Config,
+    mut reload: Reload,
+) {
+    let mut config = config.clone();
+    loop {
+        hangup().await;
+        notifier.reloading();
+        match reload() {
+            Ok(new) => config = reload::apply(&mut core.borrow_mut(), &config, &new),
+            Err(error) => tracing::error!("reload: nothing is changed: {error}"),
+        }
+        notifier.ready();
+    }
 }
 
 async fn accept(core: &Rc<RefCell<Core>>, listener: &Listener) {
@@ -266,6 +426,7 @@ async fn complete(
     core: &Rc<RefCell<Core>>,
     waker: &Waker,
     completions: &AsyncFd<OwnedFd>,
+    board: &Board,
 ) -> StartError {
     loop {
         match completions.readable().await {
@@ -278,6 +439,9 @@ async fn complete(
         let mut core = core.borrow_mut();
         core.completions();
         core.settle();
+        if board.is_wanted() {
+            board.publish(core.snapshot());
+        }
         if core.device_lost() {
             return StartError::DeviceLost;
         }
@@ -289,6 +453,7 @@ async fn drain(
     core: &Rc<RefCell<Core>>,
     waker: &Waker,
     completions: &AsyncFd<OwnedFd>,
+    board: &Board,
 ) -> Result<(), StartError> {
     core.borrow_mut().stop_growing();
     let drained = tokio::time::timeout(DRAIN_WAIT, async {
@@ -301,6 +466,9 @@ async fn drain(
                 Err(error) => return tracing::error!("cannot watch for completions: {error}"),
             }
             core.borrow_mut().completions();
+            if board.is_wanted() {
+                board.publish(core.borrow().snapshot());
+            }
         }
     });
     drained.await.map_err(|_elapsed| {
@@ -342,7 +510,8 @@ impl Embedded {
                 };
                 // The receiver waits until it is told or this thread has failed.
                 let ready = move || ready.send(()).expect("the starter waits");
-                block_on(serve(&config, ready, stop))
+                let hangup = async || std::future::pending().await;
+                block_on(serve(&config, Service::none(), hangup, ready, stop))
             })
             .map_err(system("start a thread"))?;
         if is_ready.recv().is_err() {

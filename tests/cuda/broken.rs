@@ -3,6 +3,7 @@
 use lapis_proto::code::Code;
 use lapis_proto::message::{Access, Allocate, Allocated, Done, Map, Mapped, PageRange, Prefetch};
 use lapis_tests::peer::Peer;
+use lapis_tests::scrape::{Scrape, address_in, get, try_get};
 use nix::sys::signal::Signal;
 
 use crate::process::{Daemon, Machine, until};
@@ -103,6 +104,32 @@ fn a_broken_context_ends_the_daemon() {
         machine.fake.set_faults(&[]).unwrap();
         machine.start(&CUDA).stop();
     }
+}
+
+#[test]
+fn health_is_denied_before_anybody_is_told_that_the_device_is_lost() {
+    let machine = Machine::new(&[("FAKE_CUDA_FAULTS", "work:0:700")]);
+    let daemon = machine.start(&["--device", "cuda", "--metrics", "127.0.0.1:0"]);
+    let said: Vec<_> = daemon.said.lines().map(str::to_owned).collect();
+    let address = address_in(&said).expect("the log says where");
+    assert_eq!(get(&address, "/healthz").status, 200);
+    let info = Scrape::of(&address);
+    let info = info.series().into_iter().find(|series| series.starts_with("lapis_device_info"));
+    assert!(info.is_some_and(|info| info.contains("kind=\"cuda\",uuid=\"GPU-")), "{info:?}");
+    let mut peer = daemon.peer();
+    let Allocated { allocation, .. } = peer.call(&Allocate { size: 1 }).unwrap();
+    let ranges = vec![PageRange { allocation, first: 0, count: 1 }];
+    let map = Map { ranges, access: Access::Read, wait_us: 30_000_000 };
+    let refused = peer.call::<_, Mapped>(&map).unwrap_err();
+    assert_eq!(refused.code, Code::DeviceLost, "{refused:?}");
+    // It says no until it is gone.
+    for path in ["/healthz", "/readyz"] {
+        if let Ok(answer) = try_get(&address, path) {
+            assert_eq!(answer.status, 503, "{}", answer.body);
+            assert!(answer.body.contains("the device is lost"), "{}", answer.body);
+        }
+    }
+    assert_eq!(daemon.ends().0.code(), Some(1));
 }
 
 #[test]

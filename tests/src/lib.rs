@@ -11,6 +11,7 @@ pub mod held;
 pub mod paced;
 pub mod peer;
 pub mod random;
+pub mod scrape;
 pub mod simulation;
 pub mod victim;
 pub mod wait;

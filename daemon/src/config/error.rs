@@ -73,6 +73,12 @@ pub enum ConfigError {
         /// Why not.
         source: std::io::Error,
     },
+    /// What is to be logged can't be read.
+    #[error("log: {message}")]
+    Log {
+        /// What is wrong.
+        message: String,
+    },
     /// A share of the memory of a GPU that does not exist.
     #[error("vram is a share, but the sim device has no memory of its own to take it of")]
     ShareOfSim,
@@ -273,6 +279,9 @@ impl ConfigError {
             }
             ConfigError::ShareOfUnknown { key, .. } => {
                 format!("give {key} as a size, such as 8GiB").into()
+            }
+            ConfigError::Log { .. } => {
+                "give a level, or levels by module: info, or info,lapisd=debug".into()
             }
             ConfigError::ShareOfSim => "give vram as a size, such as 8GiB".into(),
             ConfigError::UnifiedRam => "remove ram, and give vram its size".into(),

@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::fs;
+use std::net::SocketAddr;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -16,6 +17,7 @@ use super::host::Host;
 use super::quota::QuotaSettings;
 use super::size::{Amount, Rate, Size};
 use super::{Config, DeviceChoice, IoEngine};
+use crate::log::LogFormat;
 
 /// What one source says.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, clap::Args)]
@@ -27,6 +29,19 @@ pub struct Settings {
     /// Permission bits of the socket, octal [default: 0660]
     #[arg(long, env = "LAPISD_SOCKET_MODE", value_name = "OCTAL")]
     pub socket_mode: Option<Mode>,
+    /// Address and port that metrics and health are served on over HTTP, such as 127.0.0.1:9471; "" for none [default: none]
+    #[arg(long, env = "LAPISD_METRICS", value_name = "ADDRESS")]
+    pub metrics: Option<MetricsAddress>,
+    /// Unix socket that they are served on as well, with the mode of the other; "" for none [default: none]
+    #[arg(long, env = "LAPISD_METRICS_SOCKET", value_name = "PATH")]
+    pub metrics_socket: Option<PathBuf>,
+    /// What is logged: error, warn, info, debug, trace, or one per module; LAPIS_LOG and RUST_LOG go before it
+    /// [default: info]
+    #[arg(long, env = "LAPISD_LOG", value_name = "FILTER")]
+    pub log: Option<String>,
+    /// How it is logged [default: auto]
+    #[arg(long, env = "LAPISD_LOG_FORMAT", value_name = "FORMAT")]
+    pub log_format: Option<LogFormat>,
     /// Device that holds the VRAM tier [default: auto]
     #[arg(long, env = "LAPISD_DEVICE", value_name = "DEVICE")]
     pub device: Option<DeviceChoice>,
@@ -190,6 +205,10 @@ impl Settings {
         Settings {
             socket: self.socket.or(lower.socket),
             socket_mode: self.socket_mode.or(lower.socket_mode),
+            metrics: self.metrics.or(lower.metrics),
+            metrics_socket: self.metrics_socket.or(lower.metrics_socket),
+            log: self.log.or(lower.log),
+            log_format: self.log_format.or(lower.log_format),
             device: self.device.or(lower.device),
             gpu: self.gpu.or(lower.gpu),
             libcuda: self.libcuda.or(lower.libcuda),
@@ -231,6 +250,11 @@ impl Settings {
             why: "neither XDG_CACHE_HOME nor HOME is set, and only root spills to /var/cache/lapis",
         })?;
         let mut config = Config::new(socket, spill_dir);
+        config.metrics = self.metrics.and_then(|MetricsAddress(address)| address);
+        let named = |path: &PathBuf| !path.as_os_str().is_empty();
+        config.metrics_socket = self.metrics_socket.filter(named);
+        set(&mut config.log, self.log);
+        set(&mut config.log_format, self.log_format);
         set(&mut config.device, self.device);
         set(&mut config.vram, self.vram);
         set(&mut config.unified, self.unified);
@@ -286,6 +310,10 @@ impl From<&Config> for Settings {
         Settings {
             socket: Some(config.socket.clone()),
             socket_mode: Some(Mode(config.socket_mode)),
+            metrics: Some(MetricsAddress(config.metrics)),
+            metrics_socket: Some(config.metrics_socket.clone().unwrap_or_default()),
+            log: Some(config.log.clone()),
+            log_format: Some(config.log_format),
             device: Some(config.device),
             gpu: config.gpu,
             libcuda: config.libcuda.clone(),
@@ -350,6 +378,47 @@ fn distance(one: &str, other: &str) -> usize {
         }
     }
     row[other.len()]
+}
+
+/// Address and port to serve metrics on; none in an empty text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MetricsAddress(pub Option<SocketAddr>);
+
+/// A text is no address.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{text}` is no address and port; write them as 127.0.0.1:9471 or [::1]:9471")]
+pub struct MetricsAddressError {
+    text: String,
+}
+
+impl fmt::Display for MetricsAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.map_or(Ok(()), |address| address.fmt(f))
+    }
+}
+
+impl FromStr for MetricsAddress {
+    type Err = MetricsAddressError;
+
+    fn from_str(text: &str) -> Result<MetricsAddress, MetricsAddressError> {
+        if text.is_empty() {
+            return Ok(MetricsAddress(None));
+        }
+        let address = text.parse().map_err(|_| MetricsAddressError { text: text.to_owned() })?;
+        Ok(MetricsAddress(Some(address)))
+    }
+}
+
+impl Serialize for MetricsAddress {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for MetricsAddress {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<MetricsAddress, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
 }
 
 /// Permission bits; octal in text: `0660`.

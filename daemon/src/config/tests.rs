@@ -52,6 +52,10 @@ fn the_effective_configuration_is_a_file_that_reads_back() {
     let text = "\
 socket = \"/run/user/1000/lapis.sock\"
 socket_mode = \"0600\"
+metrics = \"127.0.0.1:9471\"
+metrics_socket = \"/run/lapis/metrics.sock\"
+log = \"warn,lapisd=debug\"
+log_format = \"json\"
 device = \"sim\"
 gpu = \"GPU-00010203-0405-0607-0809-0a0b0c0d0e0f\"
 libcuda = \"/opt/libcuda.so.1\"
@@ -115,6 +119,10 @@ fn each_setting_is_merged() {
     let other = Settings::from(&Config {
         socket: "/other".into(),
         socket_mode: 0o600,
+        metrics: Some(([127, 0, 0, 1], 1).into()),
+        metrics_socket: Some("/other".into()),
+        log: "debug".to_owned(),
+        log_format: crate::log::LogFormat::Json,
         device: DeviceChoice::Sim,
         gpu: Some(GpuChoice::Ordinal(2)),
         libcuda: Some("/other".into()),
@@ -172,9 +180,25 @@ fn an_unknown_key_is_refused_with_its_line_and_what_was_meant() {
     assert_eq!(error.fix(), "did you mean `vram`?");
     let error = parse("page-size = \"1MiB\"").unwrap_err();
     assert_eq!(error.fix(), "did you mean `page_size`?");
-    let error = parse("[metrics]\nlisten = \"::1\"").unwrap_err();
-    assert_eq!(error.to_string(), "/etc/lapis/lapisd.toml:1: there is no setting `metrics`");
+    let error = parse("[telemetry]\nlisten = \"::1\"").unwrap_err();
+    assert_eq!(error.to_string(), "/etc/lapis/lapisd.toml:1: there is no setting `telemetry`");
     assert_eq!(error.fix(), "remove it; `lapisd --help` lists all settings");
+}
+
+#[test]
+fn metrics_are_served_where_they_are_told_to_be_and_nowhere_else() {
+    let config = |text| parse(text).unwrap().resolve(&host()).unwrap();
+    assert_eq!((config("").metrics, config("").metrics_socket), (None, None));
+    let off = config("metrics = \"\"\nmetrics_socket = \"\"");
+    assert_eq!((off.metrics, off.metrics_socket), (None, None));
+    let on = config("metrics = \"[::1]:9471\"\nmetrics_socket = \"/run/m\"");
+    assert_eq!(on.metrics, Some("[::1]:9471".parse().unwrap()));
+    assert_eq!(on.metrics_socket, Some("/run/m".into()));
+    let error = parse("metrics = \"localhost\"").unwrap_err().to_string();
+    assert!(
+        error.contains("metrics: `localhost` is no address and port; write them as"),
+        "{error}"
+    );
 }
 
 #[test]

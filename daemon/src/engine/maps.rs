@@ -306,6 +306,7 @@ impl Engine {
             frames.push(self.table.page(at).vram.expect("a complete map's pages are in VRAM"));
         }
         let waited_us = now.saturating_sub(pending.arrived_us);
+        self.tally.waits.add(waited_us);
         let mapping = MappingId(id.0);
         let session = self.sessions.get_mut(&pending.session).expect("abandoned with its session");
         session.waiting -= 1;

@@ -25,6 +25,7 @@ use prefetch::{PrefetchKey, Wanted};
 use recommend::Recommender;
 use resize::Sizes;
 use session::Session;
+use tally::Tally;
 
 pub mod allocator;
 #[cfg(test)]
@@ -51,7 +52,8 @@ mod resize;
 mod revocation;
 mod room;
 pub mod session;
-mod stats;
+pub mod stats;
+pub mod tally;
 mod waiters;
 
 /// All state of the daemon that is not a socket, a file or a device.
@@ -128,6 +130,7 @@ pub struct Engine {
     last_id: u64,
     last_tag: u64,
     counters: Counters,
+    tally: Tally,
     device_lost: bool,
 }
 
@@ -185,6 +188,7 @@ impl Engine {
             last_id: 0,
             last_tag: 0,
             counters: Counters::default(),
+            tally: Tally::default(),
             device_lost: false,
         }
     }
@@ -226,6 +230,7 @@ impl Engine {
     /// possible. Commands are appended to `outbox`.
     pub fn apply(&mut self, event: Event, now: u64, outbox: &mut Outbox) {
         self.now = now;
+        self.tally.now_us = now;
         match event {
             Event::SessionOpened { session, domain, gid, admin } => {
                 let old = self.sessions.insert(session, Session::new(domain, gid, admin));
@@ -415,6 +420,7 @@ impl Engine {
             | Motion::Down { .. }
             | Motion::Out { .. } => {}
         }
+        self.tally_hop(at, result.as_ref().err());
         match result {
             Ok(checksum) => self.hop_succeeded(at, checksum, outbox),
             Err(fault) => self.hop_failed(at, &fault, now, outbox),

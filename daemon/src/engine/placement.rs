@@ -212,6 +212,7 @@ impl Engine {
 
     pub(super) fn start(&mut self, at: PageRef, hop: Hop, outbox: &mut Outbox) {
         let tag = self.next_tag();
+        self.tally.hop_started(&hop);
         self.transfers.insert(tag, at);
         match hop {
             Hop::ReadFile { .. } | Hop::ReadSpill { .. } => self.read_link.started(self.now),

@@ -36,7 +36,7 @@ pub(super) enum Instance {
 }
 
 impl Instance {
-    fn owns(self, owner: &Owner) -> bool {
+    pub(super) fn owns(self, owner: &Owner) -> bool {
         match self {
             Self::Uid(domain) => owner.domain == domain,
             Self::Gid(gid) => owner.gid == gid,

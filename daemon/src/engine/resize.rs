@@ -17,6 +17,7 @@ use super::limits::{Limits, RESTORES_MAX};
 use super::maps::PendingId;
 use super::refusal;
 use super::room::{MayGo, RamUse, Spared};
+use super::tally::Eviction;
 use crate::device::DeviceFault;
 
 /// A tier change that waits for its size.
@@ -118,22 +119,39 @@ impl Engine {
     ) -> Result<(), Refused> {
         self.require_admin(session)?;
         self.check_waiting(session)?;
-        let (least, most) = match set.tier {
+        self.aim_tier(set.tier, set.size / self.limits.page_size)?;
+        self.last_id += 1;
+        let id = PendingId(self.last_id);
+        // At least an instant: what needs no waiting is done even so.
+        let wait = set.wait_us.clamp(1, self.limits.map_wait_us_max);
+        let deadline_us = now.saturating_add(wait);
+        self.deadlines.insert((deadline_us, id));
+        self.session_mut(session).flushing += 1;
+        let pending = PendingResize { session, request, tier: set.tier, deadline_us };
+        self.sizes.pending.insert(id, pending);
+        Ok(())
+    }
+
+    /// A tier is to have so many pages; it moves there with the next events.
+    ///
+    /// # Errors
+    /// `BadRequest`: not so many; `OutOfMemory`: what is allocated would not fit; `OverCapacity`: more is reserved.
+    pub fn aim_tier(&mut self, tier: Tier, pages: u64) -> Result<(), Refused> {
+        let (least, most) = match tier {
             Tier::Vram => (2, self.limits.vram_frames),
             Tier::Ram => (2 * self.limits.ram_reserve() + 2, self.limits.ram_frames),
             Tier::Nvme => (0, self.limits.spill_slots),
         };
-        if set.tier == Tier::Ram && most == 0 {
+        if tier == Tier::Ram && most == 0 {
             let message = "the device shares the host's memory: there is no RAM tier; set vram";
             return Err(refusal::plain(Code::BadRequest, message));
         }
-        let pages = set.size / self.limits.page_size;
         let target = match u32::try_from(pages) {
             Ok(pages) if (least..=most).contains(&pages) => pages,
             _ => return Err(self.bad_size(pages, least, most)),
         };
         let old = (self.sizes.ram_target, self.sizes.slots_target);
-        match set.tier {
+        match tier {
             Tier::Vram => {
                 let (reserved, mappable) = (self.reserved_pages(), Limits::mapped_pages_of(target));
                 if reserved > u64::from(mappable) {
@@ -157,15 +175,6 @@ impl Engine {
             });
         }
         self.bounds_changed = true;
-        self.last_id += 1;
-        let id = PendingId(self.last_id);
-        // At least an instant: what needs no waiting is done even so.
-        let wait = set.wait_us.clamp(1, self.limits.map_wait_us_max);
-        let deadline_us = now.saturating_add(wait);
-        self.deadlines.insert((deadline_us, id));
-        self.session_mut(session).flushing += 1;
-        let pending = PendingResize { session, request, tier: set.tier, deadline_us };
-        self.sizes.pending.insert(id, pending);
         Ok(())
     }
 
@@ -209,6 +218,13 @@ impl Engine {
     fn frames_made(&self) -> u32 {
         let out = self.sizes.parked.len() + self.sizes.releasing.len();
         self.vram.capacity() - u32::try_from(out).expect("bounded by the frames")
+    }
+
+    /// VRAM frames that are to have their memory and don't yet.
+    #[must_use]
+    pub fn frames_growing(&self) -> u64 {
+        let restoring = self.sizes.restoring.len() as u64;
+        u64::from(self.sizes.vram_target.saturating_sub(self.frames_made())) + restoring
     }
 
     fn has_size(&self, tier: Tier) -> bool {
@@ -259,7 +275,7 @@ impl Engine {
                 let Some(victim) = self.vram_victim(MayGo::Any, &Spared::default()) else {
                     return;
                 };
-                if !self.evict(victim, now, outbox) {
+                if !self.evict(victim, Eviction::Resize, now, outbox) {
                     return;
                 }
             }

@@ -48,6 +48,7 @@ impl Engine {
         }
         debug_assert!(holders.iter().all(|id| self.session(*id).domain == owner), "one domain");
         self.vram.revoke(frame);
+        self.tally.revocations += 1;
         self.revoking.insert(frame, now.saturating_add(REVOKE_WAIT_US));
         for session in holders {
             if !self.session(session).lingering {

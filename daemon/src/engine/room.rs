@@ -13,6 +13,7 @@ use super::page::Motion;
 use super::policy::order::{Candidate, Order};
 use super::policy::plan::NO_PLAN;
 use super::quota::Instance;
+use super::tally::Eviction;
 
 /// What came of asking for a VRAM frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,7 +78,8 @@ impl Engine {
         }
         while let Some(full) = self.vram_used_up(at) {
             let victim = if may_go == MayGo::Any { self.victim_of(full) } else { None };
-            let evicted = victim.is_some_and(|victim| self.evict(victim, now, outbox));
+            let evicted =
+                victim.is_some_and(|victim| self.evict(victim, Eviction::Quota, now, outbox));
             if !evicted {
                 return Frame::QuotaFull;
             }
@@ -105,7 +107,11 @@ impl Engine {
             }
             let Some(victim) = victim else { return Frame::TierFull };
             let before = (self.downs, self.outs, self.ram.free());
-            let freed = self.evict(victim, now, outbox);
+            let why = match may_go {
+                MayGo::Any => Eviction::Demand,
+                MayGo::UnusedFor(_) => Eviction::Prefetch,
+            };
+            let freed = self.evict(victim, why, now, outbox);
             if !freed && before == (self.downs, self.outs, self.ram.free()) {
                 return Frame::TierFull;
             }
@@ -114,17 +120,24 @@ impl Engine {
 
     /// Drops a page from VRAM, or starts to copy it down, or on a unified device out; of a chain, the last one. Answers
     /// whether its frame is free now.
-    pub(super) fn evict(&mut self, victim: PageRef, now: u64, outbox: &mut Outbox) -> bool {
+    pub(super) fn evict(
+        &mut self,
+        victim: PageRef,
+        why: Eviction,
+        now: u64,
+        outbox: &mut Outbox,
+    ) -> bool {
         let page = self.table.page(victim);
         let chained = page.advice == Advice::Chain && page.plan == NO_PLAN;
         let victim = if chained { self.table.leaf_of(victim) } else { victim };
         let file_backed = self.table.backing(victim.backing).file_backed();
         if self.table.page(victim).vram_droppable(file_backed) {
             self.drop_from_vram(victim);
+            self.tally.evicted(why);
             return true;
         }
         if self.limits.unified {
-            // It is dropped once it is written.
+            // It is dropped, and counted, once it is written.
             self.start_out(victim, now, outbox);
             return false;
         }
@@ -132,6 +145,7 @@ impl Engine {
             && let Some(ram) = self.ram_frame(RamUse::Leaving, now, outbox)
         {
             self.start_down(victim, ram, outbox);
+            self.tally.evicted(why);
         }
         false
     }

@@ -3,22 +3,25 @@
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use lapis_proto::code::Code;
 use lapis_proto::fds::FDS_PER_MESSAGE_MAX;
 use lapis_proto::ids::{RequestId, SessionId, VramFrame};
 use lapis_proto::message as wire;
-use lapis_proto::message::Refused;
+use lapis_proto::message::{Kind, Refused};
 use tokio::sync::Notify;
 
 use super::outgoing::{Flushed, Outgoing};
 use super::requests::Parsed;
+use crate::config::Size;
 use crate::device::Device;
 use crate::engine::Engine;
 use crate::engine::event::{Command, Event, Outbox, Reply, Request};
 use crate::engine::ids::{Domain, FileId};
 use crate::engine::refusal::plain;
+use crate::metrics::{Board, ConnectionCounts, Phase, RequestCounts, Snapshot, Unanswered};
 use crate::store::AnyStore;
 use crate::sys::descriptors;
 use crate::transfer::Transfer;
@@ -63,6 +66,13 @@ pub struct Core {
     /// Wakes the timer task when the next deadline may have changed.
     pub timer: Rc<Notify>,
     deadline: Option<u64>,
+    board: Arc<Board>,
+    requests: RequestCounts,
+    unanswered: Unanswered,
+    /// How connections began.
+    pub connection_counts: ConnectionCounts,
+    /// When a hop last ended, or the first of those under way began.
+    moved_us: u64,
 }
 
 impl std::fmt::Debug for Core {
@@ -78,6 +88,7 @@ impl Core {
         engine: Engine,
         transfer: Transfer<AnyStore, Box<dyn Device>>,
         admin_gid: Option<u32>,
+        board: Arc<Board>,
     ) -> Self {
         Self {
             engine,
@@ -92,6 +103,11 @@ impl Core {
             touched: Vec::new(),
             timer: Rc::new(Notify::new()),
             deadline: None,
+            board,
+            requests: RequestCounts::default(),
+            unanswered: Unanswered::default(),
+            connection_counts: ConnectionCounts::default(),
+            moved_us: 0,
         }
     }
 
@@ -123,6 +139,43 @@ impl Core {
     #[must_use]
     pub fn is_admin(&self, uid: u32, mut gids: impl Iterator<Item = u32>) -> bool {
         uid == 0 || self.admin_gid.is_some_and(|admin| gids.any(|gid| gid == admin))
+    }
+
+    /// Whose members may change tiers and quotas from now on, in sessions to come.
+    pub fn administered_by(&mut self, admin_gid: Option<u32>) {
+        self.admin_gid = admin_gid;
+    }
+
+    /// Sets a quota, or takes it away; see [`Engine::put_quota`].
+    ///
+    /// # Errors
+    /// The engine's refusal.
+    pub fn put_quota(&mut self, quota: wire::Quota) -> Result<(), Refused> {
+        self.engine.put_quota(quota)
+    }
+
+    /// Changes the size of a tier; see [`Engine::aim_tier`].
+    ///
+    /// # Errors
+    /// The engine's refusal.
+    pub fn aim_tier(&mut self, tier: wire::Tier, pages: u32) -> Result<(), Refused> {
+        self.engine.aim_tier(tier, u64::from(pages))
+    }
+
+    /// What the daemon does, in one line for people.
+    #[must_use]
+    pub fn status_line(&self) -> String {
+        let size = |bytes: u64| Size::from_bytes(bytes).to_string();
+        let [vram, ram, nvme] = self.engine.tiers();
+        let growing = self.engine.frames_growing() * self.engine.limits().page_size;
+        if growing > 0 {
+            let (made, all) = (size(vram.capacity), size(vram.capacity + growing));
+            return format!("Serving; {made} of {all} VRAM made");
+        }
+        let tier = |tier: wire::TierStats| format!("{}/{}", size(tier.used), size(tier.capacity));
+        let sessions = self.connections.len();
+        let (vram, ram, nvme) = (tier(vram), tier(ram), tier(nvme));
+        format!("Serving {sessions} sessions; VRAM {vram}, RAM {ram}, NVMe {nvme}")
     }
 
     /// Opens a session, or says why not.
@@ -182,7 +235,23 @@ impl Core {
     }
 
     /// Handles one request of a session.
-    pub fn request(&mut self, session: SessionId, request: RequestId, parsed: Parsed) {
+    pub fn request(
+        &mut self,
+        session: SessionId,
+        request: RequestId,
+        kind: Kind,
+        parsed: Result<Parsed, Refused>,
+    ) {
+        tracing::debug!(session = session.0, request = request.0, ?kind, "request");
+        self.unanswered.begin(session, request, kind);
+        match parsed {
+            Ok(parsed) => self.handle(session, request, parsed),
+            Err(refused) => self.refuse(session, request, &refused),
+        }
+        self.unanswered.end();
+    }
+
+    fn handle(&mut self, session: SessionId, request: RequestId, parsed: Parsed) {
         let body = match parsed {
             Parsed::Request(body) => body,
             Parsed::OpenFile(fd, _) if descriptors::are_scarce_with(&fd) => {
@@ -211,13 +280,15 @@ impl Core {
     }
 
     /// Answers a request without the engine.
-    pub fn refuse(&mut self, session: SessionId, request: RequestId, refused: &Refused) {
+    fn refuse(&mut self, session: SessionId, request: RequestId, refused: &Refused) {
+        self.count(session, request, Some(refused.code));
         self.push(session, request, refused, Vec::new());
     }
 
     /// The connection is gone. Answers whether the process must be watched until it is gone too.
     pub fn closed(&mut self, session: SessionId) -> bool {
         self.connections.remove(&session);
+        self.unanswered.forget(session);
         self.apply(Event::SessionClosed { session });
         self.engine.has_session(session)
     }
@@ -246,6 +317,7 @@ impl Core {
                 self.events = events;
                 break;
             }
+            self.moved_us = self.now_us();
             for event in events.drain(..) {
                 self.apply(event);
             }
@@ -266,26 +338,65 @@ impl Core {
 
     fn obey(&mut self, command: Command) {
         match command {
-            Command::Transfer { tag, hop } => self.transfer.start(tag, hop),
+            Command::Transfer { tag, hop } => {
+                if self.transfer.in_flight() == 0 {
+                    self.moved_us = self.now_us();
+                }
+                self.transfer.start(tag, hop);
+            }
             Command::CloseFile(file) => self.transfer.close_file(file),
             Command::Export { session, request, frames } => {
                 self.export(session, request, &frames);
             }
             Command::Revoke { session, frames } => self.revoke(session, frames),
-            Command::Reply { session, request, reply } => match reply {
-                Reply::Allocated { allocation, pages } => {
-                    let message = wire::Allocated { allocation, pages };
-                    self.push(session, request, &message, Vec::new());
-                }
-                Reply::Done => self.push(session, request, &wire::Done {}, Vec::new()),
-                Reply::Mapped(mapped) => self.push(session, request, &mapped, Vec::new()),
-                Reply::Quotas(quotas) => {
-                    self.push(session, request, &wire::Quotas { quotas }, Vec::new());
-                }
-                Reply::Stats(stats) => self.push(session, request, &*stats, Vec::new()),
-                Reply::Refused(refused) => self.push(session, request, &*refused, Vec::new()),
-            },
+            Command::Reply { session, request, reply } => self.reply(session, request, reply),
         }
+    }
+
+    fn reply(&mut self, session: SessionId, request: RequestId, reply: Reply) {
+        if !matches!(reply, Reply::Refused(_)) {
+            self.count(session, request, None);
+        }
+        match reply {
+            Reply::Allocated { allocation, pages } => {
+                let message = wire::Allocated { allocation, pages };
+                self.push(session, request, &message, Vec::new());
+            }
+            Reply::Done => self.push(session, request, &wire::Done {}, Vec::new()),
+            Reply::Mapped(mapped) => self.push(session, request, &mapped, Vec::new()),
+            Reply::Quotas(quotas) => {
+                self.push(session, request, &wire::Quotas { quotas }, Vec::new());
+            }
+            Reply::Stats(stats) => self.push(session, request, &*stats, Vec::new()),
+            Reply::Refused(refused) => self.refuse(session, request, &refused),
+        }
+    }
+
+    /// A request is answered.
+    fn count(&mut self, session: SessionId, request: RequestId, code: Option<Code>) {
+        let kind = self.unanswered.answered(session, request);
+        tracing::debug!(session = session.0, request = request.0, ?kind, ?code, "answer");
+        self.requests.add(kind.unwrap_or(Kind::Hello), code);
+    }
+
+    /// The numbers of this moment, for operators.
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        let (store, device) = self.transfer.waiting();
+        Snapshot {
+            taken_us: 0,
+            engine_us: self.now_us(),
+            engine: self.engine.observe(),
+            requests: self.requests.clone(),
+            connections: self.connection_counts,
+            waiting: (store as u64, device as u64),
+        }
+    }
+
+    /// The reactor turns.
+    pub fn beat(&self) {
+        let since = self.now_us().saturating_sub(self.moved_us);
+        self.board.beat(self.is_moving().then_some(Duration::from_micros(since)));
     }
 
     fn export(&mut self, session: SessionId, request: RequestId, frames: &[VramFrame]) {
@@ -352,6 +463,10 @@ impl Core {
 
     /// After a batch of events: starts what they commanded, sends what they answered.
     pub fn settle(&mut self) {
+        if self.engine.device_lost() {
+            // Before anybody is told.
+            self.board.enter(Phase::Lost);
+        }
         self.transfer.submit();
         for session in std::mem::take(&mut self.touched) {
             if self.flush(session) == Flushed::Blocked

@@ -43,6 +43,8 @@ pub enum ListenError {
 pub struct Listener {
     listener: UnixListener,
     path: PathBuf,
+    /// Unless it is somebody else's.
+    _file: Option<SocketFile>,
 }
 
 impl Listener {
@@ -51,15 +53,31 @@ impl Listener {
     /// # Errors
     /// [`ListenError`].
     pub fn bind(path: &Path, mode: u32) -> Result<Self, ListenError> {
-        let io = |what| {
-            let path = path.to_owned();
-            move |source| ListenError::Io { what, path, source }
-        };
-        remove_stale(path)?;
-        let listener = UnixListener::bind(path).map_err(io("create"))?;
-        let permissions = std::fs::Permissions::from_mode(mode);
-        std::fs::set_permissions(path, permissions).map_err(io("set the mode of"))?;
-        Ok(Self { listener, path: path.to_owned() })
+        let (listener, file) = bind(path, mode)?;
+        let listener =
+            listener.set_nonblocking(true).and_then(|()| UnixListener::from_std(listener));
+        let io = |source| ListenError::Io { what: "watch", path: path.to_owned(), source };
+        Ok(Self { listener: listener.map_err(io)?, path: path.to_owned(), _file: Some(file) })
+    }
+
+    /// Takes over a socket that somebody else listens on, and whose file is his.
+    ///
+    /// # Errors
+    /// [`ListenError::Io`].
+    pub fn adopt(listener: std::os::unix::net::UnixListener) -> Result<Self, ListenError> {
+        let path = listener.local_addr().ok();
+        let path = path.as_ref().and_then(|address| address.as_pathname()).map(Path::to_owned);
+        let path = path.unwrap_or_default();
+        let listener =
+            listener.set_nonblocking(true).and_then(|()| UnixListener::from_std(listener));
+        let io = |source| ListenError::Io { what: "watch", path: path.clone(), source };
+        Ok(Self { listener: listener.map_err(io)?, path, _file: None })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// The listening end.
@@ -69,12 +87,36 @@ impl Listener {
     }
 }
 
-impl Drop for Listener {
+/// A socket's file; removed when dropped.
+#[derive(Debug)]
+pub struct SocketFile(PathBuf);
+
+impl Drop for SocketFile {
     fn drop(&mut self) {
-        if let Err(error) = std::fs::remove_file(&self.path) {
-            tracing::warn!("cannot remove socket {}: {error}", self.path.display());
+        if let Err(error) = std::fs::remove_file(&self.0) {
+            tracing::warn!("cannot remove socket {}: {error}", self.0.display());
         }
     }
+}
+
+/// A listening socket, and its file. One left by a dead daemon is replaced.
+///
+/// # Errors
+/// [`ListenError`].
+pub fn bind(
+    path: &Path,
+    mode: u32,
+) -> Result<(std::os::unix::net::UnixListener, SocketFile), ListenError> {
+    let io = |what| {
+        let path = path.to_owned();
+        move |source| ListenError::Io { what, path, source }
+    };
+    remove_stale(path)?;
+    let listener = std::os::unix::net::UnixListener::bind(path).map_err(io("create"))?;
+    let file = SocketFile(path.to_owned());
+    let permissions = std::fs::Permissions::from_mode(mode);
+    std::fs::set_permissions(path, permissions).map_err(io("set the mode of"))?;
+    Ok((listener, file))
 }
 
 fn remove_stale(path: &Path) -> Result<(), ListenError> {

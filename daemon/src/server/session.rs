@@ -70,8 +70,17 @@ pub async fn serve(core: Rc<RefCell<Core>>, stream: UnixStream) {
         Err(_elapsed) => Err(End::NoHello),
     };
     let (session, wake) = match opened {
-        Ok(opened) => opened,
+        Ok(opened) => {
+            core.borrow_mut().connection_counts.opened += 1;
+            opened
+        }
         Err(end) => {
+            match end {
+                End::Refused(_) | End::Frame(_) => core.borrow_mut().connection_counts.refused += 1,
+                End::Eof | End::NoHello | End::Io(_) | End::Broken => {
+                    core.borrow_mut().connection_counts.failed += 1;
+                }
+            }
             say_why(&stream, &end);
             return tracing::info!(uid = peer.uid(), pid, "no session: {end}");
         }
@@ -260,11 +269,8 @@ async fn handle_buffered(
                     }
                 };
                 handled += 1;
-                let request = frame.header.request;
-                match parse(frame) {
-                    Ok(parsed) => core.request(session, request, parsed),
-                    Err(refused) => core.refuse(session, request, &refused),
-                }
+                let (request, kind) = (frame.header.request, frame.header.kind);
+                core.request(session, request, kind, parse(frame));
             }
             if handled > 0 {
                 core.settle();

@@ -7,6 +7,7 @@ pub mod memory;
 mod model;
 pub mod peer;
 mod sync;
+pub mod systemd;
 pub mod waker;
 pub mod watch;
 pub(crate) mod workers;

@@ -50,6 +50,12 @@ impl<S: Store, D: Device> Transfer<S, D> {
         self.in_flight
     }
 
+    /// Hops that the store and the device have no room for yet.
+    #[must_use]
+    pub fn waiting(&self) -> (usize, usize) {
+        (self.store_waits.len(), self.device_waits.len())
+    }
+
     /// Takes a hop on; it starts at the next [`Self::submit`].
     pub fn start(&mut self, tag: Tag, hop: Hop) {
         self.in_flight += 1;
