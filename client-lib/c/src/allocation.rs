@@ -1,7 +1,7 @@
 //! Allocations.
 
 use std::ffi::c_char;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{FromRawFd, OwnedFd};
 
 use lapis::{Allocation, Client};
 
@@ -48,12 +48,15 @@ pub unsafe extern "C" fn lapis_open_file(
         // SAFETY: the caller's promise.
         let out = unsafe { arguments::handle(out, "out") }?;
         let client = handles::get::<Client, _>(client)?;
-        // SAFETY: fcntl takes any number; F_GETFD changes nothing.
-        if descriptor < 0 || unsafe { libc::fcntl(descriptor, libc::F_GETFD) } < 0 {
-            return Err(Failure::argument(format!("{descriptor} is no open descriptor")));
+        // One of our own, for the caller may close his meanwhile, and sending what isn't open ends the connection.
+        // SAFETY: fcntl takes any number.
+        let copy = unsafe { libc::fcntl(descriptor, libc::F_DUPFD_CLOEXEC, 0) };
+        if copy < 0 {
+            let error = std::io::Error::last_os_error();
+            return Err(Failure::argument(format!("descriptor {descriptor}: {error}")));
         }
-        // SAFETY: it is open. Should the caller close it meanwhile, sending it fails.
-        let file = unsafe { BorrowedFd::borrow_raw(descriptor) };
+        // SAFETY: it is open, and nobody else's.
+        let file = unsafe { OwnedFd::from_raw_fd(copy) };
         let handle = handles::insert(client.open_file(file, offset, length)?);
         // SAFETY: the caller's promise.
         unsafe { out.write(handle) };
