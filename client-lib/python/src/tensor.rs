@@ -222,6 +222,7 @@ impl Tensor {
         }
         // SAFETY: the interpreter passes a view to fill; on error its object must be NULL.
         unsafe { (*view).obj = ptr::null_mut() };
+        tensor.mapped.with(|_| ())?;
         let format = tensor.exportable()?;
         if flags & ffi::PyBUF_WRITABLE == ffi::PyBUF_WRITABLE && !tensor.mapped.writable {
             return Err(buffer("the bytes are mapped for reading"));

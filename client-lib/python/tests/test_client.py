@@ -202,7 +202,11 @@ def test_a_fork_has_nothing_of_its_parents(client):
             for use in [client.stats, lambda: memory.map(), mapping[0].tobytes, lambda: client.allocate(1)]:
                 with pytest.raises(lapis.Forked):
                     use()
-            with lapis.Client() as own, own.allocate(10) as mine, mine.map():
+            with lapis.Client() as own:
+                # CUDA doesn't work in a child of a process that uses it.
+                if own.device == "sim":
+                    with own.allocate(10) as mine, mine.map():
+                        pass
                 status = 0
             del mapping, memory
             gc.collect()
@@ -248,8 +252,9 @@ def test_a_hundred_thousand_maps_leak_nothing(client):
             for number in range(count):
                 start = number % 8 * client.page_size
                 mapping = memory.map(start, start + 4096, "write" if number % 2 else "read")
-                view = memoryview(mapping[0])
-                view.release()
+                mapping[0].tobytes()
+                if client.device == "sim":
+                    memoryview(mapping[0]).release()
                 mapping.unmap()
 
         work(2000)

@@ -1,6 +1,7 @@
 """lapis.torch: the same outputs as without, and no garbage. Skipped where torch isn't installed."""
 
 import gc
+import warnings
 
 import pytest
 
@@ -86,10 +87,23 @@ def test_other_types(client, dtype):
 def test_a_weight_without_its_forward_is_an_error(client, tied):
     offloaded = lapis.torch.offload(tied, client)
     x = torch.randn(1, 128)
-    with pytest.raises((RuntimeError, NotImplementedError)):
-        (x @ tied.head.weight.T).tolist()
-    with pytest.raises((RuntimeError, NotImplementedError)):
-        torch.nn.functional.linear(x, tied.blocks[0].up.weight, tied.blocks[0].up.bias).tolist()
+    weight, up = tied.head.weight, tied.blocks[0].up
+    assert weight.shape == (1000, 128) and weight.dtype == torch.float32 and weight.numel() == 128000
+    uses = [
+        lambda: x @ weight.T,
+        lambda: torch.nn.functional.linear(x, weight),
+        lambda: torch.nn.functional.linear(x, up.weight, up.bias),
+        lambda: torch.nn.functional.embedding(TOKENS, weight),
+        lambda: weight + 1,
+        lambda: weight.data,
+        lambda: weight.tolist(),
+        lambda: weight[0],
+        lambda: tied.state_dict(),
+        lambda: tied.to(torch.float64),
+    ]
+    for use in uses:
+        with pytest.raises(RuntimeError, match="of an offloaded weight"):
+            use()
     offloaded.remove()
 
 
@@ -116,7 +130,8 @@ def test_an_output_that_is_a_view_of_weights_is_an_error(client):
 @torch.no_grad()
 def test_a_forward_that_fails_leaves_nothing_mapped(client, tied):
     offloaded = lapis.torch.offload(tied, client)
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError), warnings.catch_warnings():
+        warnings.simplefilter("error")
         tied(torch.tensor([[5000]]))
     gc.collect()
     assert client.stats()["mappings"] == 0

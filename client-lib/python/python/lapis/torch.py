@@ -8,15 +8,16 @@
         output = module(input)
 
 Weights move to allocations of the daemon, or are those of a model file already; each module's own weights are mapped before
-its `forward` and unmapped after. The order of the first pass becomes the plan of the next ones. Between forwards a weight
-is a tensor on the "meta" device, so that using it is an error. Buffers stay where they are.
+its `forward` and unmapped after. The order of the first pass becomes the plan of the next ones. Between forwards each weight
+is an `OffloadedWeight`, of which only type and shape can be had. Buffers stay where they are.
 """
 
+import sys
 import warnings
 
 import torch
 
-__all__ = ["Offload", "offload"]
+__all__ = ["Offload", "OffloadedWeight", "offload"]
 
 _DTYPES = {
     "F64": torch.float64,
@@ -45,6 +46,35 @@ def offload(module, client, model=None, prefix="", wait=60.0):
     return Offload(module, client, model, prefix, wait)
 
 
+class OffloadedWeight(torch.nn.Parameter):
+    """What is in a weight's place while it isn't mapped. Computing with it raises.
+
+    That it is on the "meta" device would not do: PyTorch multiplies such tensors with others without a word.
+    """
+
+    _KNOWN = frozenset(
+        "shape dtype device layout ndim names itemsize nbytes requires_grad is_leaf grad grad_fn _grad is_meta is_cuda is_cpu "
+        "is_sparse is_quantized is_nested is_mkldnn is_xpu is_mps size dim numel nelement element_size stride "
+        "is_contiguous is_floating_point is_complex is_signed _is_view __len__ __hash__ _version _backward_hooks output_nr".split()
+    )
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        name = getattr(function, "__name__", "")
+        if name == "__get__":
+            name = function.__self__.__name__
+        if name in cls._KNOWN:
+            with torch._C.DisableTorchFunctionSubclass():
+                return function(*args, **(kwargs or {}))
+        raise RuntimeError(
+            f"{name} of an offloaded weight: its bytes are only there while the forward of its module runs. A module whose "
+            "weights another one uses must not be offloaded by itself, or remove() the offload first"
+        )
+
+    def __repr__(self):
+        return f"OffloadedWeight({tuple(self.shape)}, {self.dtype})"
+
+
 class _Weight:
     """One weight, wherever it is used: tied ones are one."""
 
@@ -53,7 +83,7 @@ class _Weight:
         self.parameter = parameter
         self.dtype, self.shape = parameter.dtype, tuple(parameter.shape)
         self.nbytes = parameter.numel() * parameter.element_size()
-        self.placeholder = torch.nn.Parameter(torch.empty(self.shape, dtype=self.dtype, device="meta"), False)
+        self.placeholder = OffloadedWeight(torch.empty(self.shape, dtype=self.dtype, device="meta"), False)
         self.allocation = None
         self.tensor = None
 
@@ -115,6 +145,8 @@ class _Layer:
         self.depth -= 1
         if self.depth > 0:
             return
+        # The hook is called while what the forward raised is handled.
+        failed = failed or sys.exc_info()[0] is not None
         for name, weight in self.weights.items():
             self.module._parameters[name] = weight.placeholder
         mappings, self.mappings = self.mappings, []
