@@ -65,7 +65,9 @@ impl Allocation {
         self.map(0..self.size(), access)
     }
 
-    pub(crate) fn client(&self) -> Client {
+    /// The connection that it belongs to.
+    #[must_use]
+    pub fn client(&self) -> Client {
         Client::of(Arc::clone(&self.owned.session))
     }
 }

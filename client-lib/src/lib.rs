@@ -4,8 +4,7 @@
 //! [opens](Client::open_path) part of a model file, and [maps](Client::map) ranges of it: while a [`Mapping`] lives,
 //! its bytes are in VRAM, at an address that never changes. What will be mapped next can be
 //! [prefetched](Client::prefetch), or [planned](Client::plan) once and for all, and how it will be used can be
-//! [advised](Client::advise). Everything blocks, and
-//! everything may be used from several threads at once.
+//! [advised](Client::advise).
 //!
 //! Where the daemon's device is a CUDA device, the bytes are in the GPU's memory: a mapping gives their
 //! [device address](Mapping::device_ptr) for kernels and [copies](Mapping::copy_to_host) them for the CPU, and can end
@@ -20,6 +19,45 @@
 //! mapping.unmap()?;
 //! # Ok::<(), lapis::Error>(())
 //! ```
+//!
+//! # A model
+//!
+//! ```no_run
+//! use std::time::Duration;
+//!
+//! let client = lapis::Client::connect_default()?;
+//! let model = client.open_model("model.safetensors")?;
+//! let _plan = model.plan(true)?; // the daemon fetches each layer just in time
+//! for layer in 0..model.layers().len() {
+//!     let weights = model.map_layer(layer, Duration::from_secs(10))?;
+//!     for (slice, bytes) in weights.iter() {
+//!         println!("{}: {} bytes", model.tensors()[slice.tensor].name, bytes.len());
+//!     }
+//! }
+//! # Ok::<(), lapis::Error>(())
+//! ```
+//!
+//! # Errors
+//!
+//! A call that fails has changed nothing. [`Error::Refused`] carries the daemon's [`Code`] with numbers and what to do;
+//! [`Error::is_retryable`] says whether the same call may succeed later.
+//!
+//! ```no_run
+//! # let client = lapis::Client::connect_default()?;
+//! match client.allocate(1 << 40) {
+//!     Ok(memory) => println!("{} pages", memory.pages()),
+//!     Err(error) if error.code() == Some(lapis::Code::OutOfMemory) => eprintln!("smaller, then: {error}"),
+//!     Err(error) => return Err(error),
+//! }
+//! # Ok::<(), lapis::Error>(())
+//! ```
+//!
+//! # Threads, blocking, fork, and the daemon's end
+//!
+//! Everything may be used from several threads at once, whose requests overlap. Every call blocks, for a round trip or for
+//! what it waits for; no runtime is needed, and the library has a thread of its own. In a forked child all calls fail with
+//! [`Error::Forked`], and drops do nothing: connect anew there. When the daemon goes, calls fail with
+//! [`Error::Disconnected`], mapped bytes stay readable, and nothing is reconnected: what was allocated is gone.
 
 mod admin;
 mod advice;
@@ -70,3 +108,9 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[doc = include_str!("../../README.md")]
 #[derive(Debug)]
 pub struct Readme;
+
+/// The same for the clients' manual.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/clients.md")]
+#[derive(Debug)]
+pub struct Manual;

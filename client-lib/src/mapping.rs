@@ -164,6 +164,13 @@ impl Mapping {
         self.gpu().map(|_| view.device_ptr(0))
     }
 
+    /// The device that its addresses are on, by its ordinal in this process (`cuDeviceGet`); `None` where it isn't a CUDA
+    /// device.
+    #[must_use]
+    pub fn device_ordinal(&self) -> Option<i32> {
+        self.gpu().map(|gpu| gpu.ordinal())
+    }
+
     /// Copies bytes of the `range`-th range, from its byte `offset` on, as many as `target` takes, on any device.
     /// Returns when they are there. On a CUDA device it comes after what was queued in the null stream, and in streams
     /// that wait for it; work in other streams that writes the bytes must have ended.

@@ -24,6 +24,7 @@ const EVENT_WITHOUT_TIME: u32 = 2;
 #[derive(Debug)]
 pub(crate) struct Gpu {
     driver: Driver,
+    ordinal: i32,
     device: CUdevice,
     context: CUcontext,
     process: u32,
@@ -38,11 +39,16 @@ impl Gpu {
     /// Starts the driver (the library named, or the system's), finds the device, and makes its context.
     pub(crate) fn start(library: Option<&Path>, uuid: &[u8; 16]) -> Result<Gpu, CudaError> {
         let driver = Driver::start(library)?;
-        let device = find(&driver, uuid)?;
+        let (ordinal, device) = find(&driver, uuid)?;
         let mut context = ptr::null_mut();
         // SAFETY: the pointer is to a context's handle; the driver gave the device.
         unsafe { driver.primary_context_retain(&raw mut context, device) }?;
-        Ok(Gpu { driver, device, context, process: std::process::id() })
+        Ok(Gpu { driver, ordinal, device, context, process: std::process::id() })
+    }
+
+    /// Its place among the devices of this process.
+    pub(crate) fn ordinal(&self) -> i32 {
+        self.ordinal
     }
 
     /// Its number in this process.
@@ -157,7 +163,7 @@ impl Drop for Gpu {
 }
 
 /// The device with this UUID. Its ordinal depends on the process.
-fn find(driver: &Driver, uuid: &[u8; 16]) -> Result<CUdevice, CudaError> {
+fn find(driver: &Driver, uuid: &[u8; 16]) -> Result<(i32, CUdevice), CudaError> {
     let mut devices = 0;
     // SAFETY: the pointer is to a number.
     unsafe { driver.device_count(&raw mut devices) }?;
@@ -168,7 +174,7 @@ fn find(driver: &Driver, uuid: &[u8; 16]) -> Result<CUdevice, CudaError> {
         // SAFETY: the pointer is to a UUID; the device was given above.
         unsafe { driver.device_uuid(&raw mut found, device) }?;
         if found.bytes.map(c_char::to_ne_bytes).concat() == *uuid {
-            return Ok(device);
+            return Ok((ordinal, device));
         }
     }
     Err(CudaError::NotVisible { uuid: uuid_text(uuid), devices })

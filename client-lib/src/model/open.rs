@@ -185,8 +185,17 @@ impl Model {
         self.client.prefetch(&ranges)
     }
 
-    /// Maps one range per slice that has bytes; an empty one may lie in a shard without allocation.
-    fn map_slices(&self, slices: Vec<TensorSlice>, wait: Duration) -> Result<LayerMapping, Error> {
+    /// Brings some bytes of this model's tensors to VRAM, one range per slice that has any, waiting up to `wait` for
+    /// room.
+    ///
+    /// # Errors
+    /// [`Error::Model`] if a slice is of another model; else as [`Client::map`].
+    pub fn map_slices(
+        &self,
+        slices: Vec<TensorSlice>,
+        wait: Duration,
+    ) -> Result<LayerMapping, Error> {
+        // An empty one may lie in a shard without allocation.
         let mut mapped = Vec::with_capacity(slices.len());
         let mut ranges = Vec::with_capacity(slices.len());
         for slice in slices {
@@ -292,6 +301,12 @@ impl LayerMapping {
     #[must_use]
     pub fn stats(&self) -> MapStats {
         self.mapping.stats()
+    }
+
+    /// The mapping itself, and what each of its ranges holds: [`Self::slices`].
+    #[must_use]
+    pub fn into_parts(self) -> (Mapping, Vec<TensorSlice>) {
+        (self.mapping, self.slices)
     }
 
     /// Ends the mapping and waits until the daemon has taken note. Dropping it does the same without waiting.
