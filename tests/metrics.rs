@@ -1,6 +1,7 @@
 //! Metrics and health of a real daemon: that they say what happened, and that they say it when all else hangs.
 #![expect(clippy::unwrap_used, reason = "a test fails where its set-up fails")]
 
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
@@ -398,4 +399,98 @@ fn a_prometheus_server_scrapes_it_and_answers_for_it() {
     drop((model, client));
     daemon.stop_well();
     finds("up", 0.0);
+}
+
+/// A file of the repository.
+fn repository(path: &str) -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join(path)
+}
+
+/// The metrics of Lapis, and of its process, that a text speaks of.
+fn metrics_in(text: &str) -> BTreeSet<String> {
+    let words = text.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
+    let ours = |word: &&str| word.starts_with("lapis_") || word.starts_with("process_");
+    words.filter(ours).map(str::to_owned).collect()
+}
+
+/// All expressions in a value, wherever they are.
+fn expressions(value: &serde_json::Value, found: &mut Vec<String>) {
+    match value {
+        serde_json::Value::Object(fields) => {
+            let expression = fields.get("expr").or(fields.get("query"));
+            found.extend(expression.and_then(|text| text.as_str()).map(str::to_owned));
+            fields.values().for_each(|value| expressions(value, found));
+        }
+        serde_json::Value::Array(values) => values.iter().for_each(|v| expressions(v, found)),
+        _ => {}
+    }
+}
+
+#[test]
+fn every_metric_of_the_dashboard_the_alerts_and_the_documents_is_there() {
+    let (_directory, daemon, address) = started(&[]);
+    let client = daemon.connect();
+    if nix::unistd::geteuid().is_root() {
+        // Quotas are shown when there are some.
+        let subject = QuotaSubject::Uid(0);
+        let (vram_max, anonymous_max) = (Some(8 * PAGE), Some(8 * PAGE));
+        client.set_quota(Quota { vram_max, anonymous_max, ..Quota::none(subject) }).unwrap();
+    }
+    let scrape = Scrape::of(&address);
+    let there: BTreeSet<String> =
+        scrape.series().iter().map(|series| series.split('{').next().unwrap().to_owned()).collect();
+    let dashboard = std::fs::read_to_string(repository("docs/grafana/lapis.json")).unwrap();
+    let mut found = Vec::new();
+    expressions(&serde_json::from_str(&dashboard).unwrap(), &mut found);
+    assert!(found.len() > 30, "{found:?}");
+    let read = |path| std::fs::read_to_string(repository(path)).unwrap();
+    let texts = [
+        ("the dashboard", found.join("\n")),
+        ("the alerts", read("docs/prometheus/lapis.rules.yml")),
+        ("the test of the alerts", read("docs/prometheus/lapis.test.yml")),
+        ("operations.md", read("docs/operations.md")),
+    ];
+    for (place, text) in texts {
+        let missing: Vec<_> = metrics_in(&text)
+            .into_iter()
+            .filter(|name| !there.contains(name) && !there.contains(&format!("{name}_count")))
+            .filter(|name| nix::unistd::geteuid().is_root() || !name.starts_with("lapis_quota_"))
+            .collect();
+        assert!(missing.is_empty(), "{place} speaks of {missing:?}");
+    }
+    // And none is there that the documents do not explain.
+    let explained = metrics_in(&read("docs/operations.md"));
+    let family = |name: &String| {
+        let bare = ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end));
+        bare.map_or(name.clone(), str::to_owned)
+    };
+    let unexplained: BTreeSet<_> = there
+        .iter()
+        .filter(|name| name.starts_with("lapis_"))
+        .filter(|name| !explained.contains(*name) && !explained.contains(&family(name)))
+        .collect();
+    assert!(unexplained.is_empty(), "operations.md does not explain {unexplained:?}");
+    drop(client);
+    daemon.stop_well();
+}
+
+#[test]
+fn the_alerts_are_valid_fire_when_they_should_and_are_explained() {
+    let rules = std::fs::read_to_string(repository("docs/prometheus/lapis.rules.yml")).unwrap();
+    let operations = std::fs::read_to_string(repository("docs/operations.md")).unwrap();
+    let names: Vec<_> = rules.lines().filter_map(|l| l.trim().strip_prefix("- alert: ")).collect();
+    assert!(names.len() > 10);
+    for name in names {
+        assert!(operations.contains(&format!("`{name}`")), "operations.md does not explain {name}");
+    }
+    if !has_program("promtool") {
+        return;
+    }
+    for arguments in [["check", "rules", "lapis.rules.yml"], ["test", "rules", "lapis.test.yml"]] {
+        let mut promtool = Command::new("promtool");
+        let directory = repository("docs/prometheus");
+        let output = promtool.args(arguments).current_dir(directory).output().unwrap();
+        let said = [output.stdout, output.stderr].concat();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&said));
+    }
 }

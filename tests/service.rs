@@ -12,7 +12,7 @@ use lapis_proto::message::Hello;
 use lapis_tests::binaries::{lapisd, scratch};
 use lapis_tests::daemon::{Daemon, arguments, failed_start};
 use lapis_tests::good::{still_serves, write_and_read};
-use lapis_tests::scrape::{Scrape, address_in, get_unix};
+use lapis_tests::scrape::{Scrape, address_in, get_unix, has_program};
 use lapis_tests::wait::until;
 use nix::sys::ptrace;
 use nix::sys::signal::Signal;
@@ -262,4 +262,61 @@ fn a_line_that_comes_again_and_again_is_cut_short() {
     assert!((100..700).contains(&lines), "{lines}");
     let closed = address_in(&log);
     assert_eq!(closed, None, "no metrics unless they are asked for");
+}
+
+/// A file of the repository.
+fn repository(path: &str) -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join(path)
+}
+
+/// What `systemd-analyze` says of a unit, which is nothing if all is well, and whether it is well.
+fn analyze(arguments: &[&str], unit: &Path) -> (bool, String) {
+    let output = Command::new("systemd-analyze").args(arguments).arg(unit).output().unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8_lossy(&said).into_owned())
+}
+
+#[test]
+fn the_units_and_their_drop_ins_are_valid_and_expose_little() {
+    if !has_program("systemd-analyze") {
+        return;
+    }
+    let directory = scratch();
+    let units = ["lapisd.service", "lapisd.socket", "lapisd-metrics.socket"];
+    for unit in units {
+        let text = std::fs::read_to_string(repository("systemd").join(unit)).unwrap();
+        let text = text.replace("/usr/bin/lapisd", lapisd().to_str().unwrap());
+        std::fs::write(directory.path().join(unit), text).unwrap();
+    }
+    for unit in units {
+        let (well, said) = analyze(&["verify", "--man=no"], &directory.path().join(unit));
+        assert!(well && said.is_empty(), "{unit}: {said}");
+    }
+    let drop_ins = directory.path().join("lapisd.service.d");
+    std::fs::create_dir(&drop_ins).unwrap();
+    let mut count = 0;
+    for entry in std::fs::read_dir(repository("systemd/drop-ins")).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), drop_ins.join(entry.file_name())).unwrap();
+        count += 1;
+    }
+    assert!(count > 0);
+    let (well, said) = analyze(&["verify", "--man=no"], &directory.path().join("lapisd.service"));
+    assert!(well && said.is_empty(), "{said}");
+    let security = ["security", "--offline=true", "--threshold=20"];
+    let (well, said) = analyze(&security, &repository("systemd/lapisd.service"));
+    assert!(well, "{said}");
+}
+
+#[test]
+fn the_configuration_of_the_service_is_valid_and_has_its_socket_where_systemd_listens() {
+    let file = repository("systemd/lapisd.toml");
+    let mut command = Command::new(lapisd());
+    let output = command.arg("--check").arg("--config").arg(&file).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let effective: toml::Table = String::from_utf8(output.stdout).unwrap().parse().unwrap();
+    let socket = std::fs::read_to_string(repository("systemd/lapisd.socket")).unwrap();
+    let path = effective["socket"].as_str().unwrap();
+    assert!(socket.contains(&format!("\nListenStream={path}\n")), "{path}");
+    assert_eq!(effective["metrics"].as_str(), Some("127.0.0.1:9471"));
 }

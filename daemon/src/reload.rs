@@ -40,6 +40,8 @@ fn quota_changes(old: &[Quota], new: &[Quota]) -> Vec<Quota> {
 
 /// The pages that tiers are to have, of those that are configured otherwise than before.
 fn tier_changes(old: &Config, new: &Config) -> Vec<(Tier, &'static str, Option<u32>)> {
+    // In pages of the size that they have, whatever is configured now.
+    let new = &Config { page_size: old.page_size, unified: old.unified, ..new.clone() };
     let mut changes = Vec::new();
     if old.vram != new.vram {
         changes.push((Tier::Vram, "vram", new.vram_size().map(|_| new.vram_frames())));
@@ -150,6 +152,9 @@ mod tests {
         let new = Config { vram: Size::gib(2).into(), nvme: Some(Size::gib(4)), ..config() };
         let changes = tier_changes(&config(), &new);
         assert_eq!(changes, [(Tier::Vram, "vram", Some(1024)), (Tier::Nvme, "nvme", Some(2048))]);
+        // Pages stay as large as they are.
+        let pages = Config { page_size: 4 << 20, ..new };
+        assert_eq!(tier_changes(&config(), &pages), changes);
         let share = Config { vram: "50%".parse().unwrap(), ..config() };
         assert_eq!(tier_changes(&config(), &share), [(Tier::Vram, "vram", None)]);
     }
