@@ -10,7 +10,8 @@ use lapis_tests::daemon::Daemon;
 use lapis_tests::device::{Device, device, runs_on_a_gpu, runs_on_the_fake_gpu, scale};
 use lapis_tests::fixtures::minilm;
 
-const NEEDS: [&str; 4] = ["maturin>=1.9,<2", "numpy>=2.1", "ml_dtypes>=0.5", "pytest>=8"];
+const NEEDS: [&str; 5] =
+    ["maturin>=1.9,<2", "numpy>=2.1", "ml_dtypes>=0.5", "gguf>=0.17", "pytest>=8"];
 const TIERS: [&str; 8] =
     ["--vram", "2MiB", "--ram", "8MiB", "--nvme", "128MiB", "--page-size", "64KiB"];
 

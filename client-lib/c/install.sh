@@ -36,7 +36,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 target=${CARGO_TARGET_DIR:-$root/target}
 [ "$profile" = dev ] && built=$target/debug || built=$target/$profile
-(cd "$root" && cargo build --quiet --locked --target-dir "$target" --profile "$profile" -p lapis-c)
+(cd "$root" && "${CARGO:-cargo}" build --quiet --locked --target-dir "$target" --profile "$profile" -p lapis-c)
 
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' "$root/Cargo.toml" | head -n 1)
 # Counts what breaks programs that were linked with an older release.

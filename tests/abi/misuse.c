@@ -2,6 +2,8 @@
 #include "check.h"
 
 #include <pthread.h>
+#include <signal.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -176,6 +178,13 @@ static void models(const char *path) {
     GIVES(LAPIS_BAD_HANDLE, lapis_model_close(model));
 }
 
+static volatile int signals;
+
+static void count_signal(int number) {
+    (void)number;
+    signals++;
+}
+
 static void conflicts(void) {
     lapis_mapping *other;
     GIVES(LAPIS_CONFLICT, lapis_map(client, &range, 1, LAPIS_READ, 0, &other));
@@ -197,6 +206,14 @@ static void conflicts(void) {
     OK(lapis_allocate(client, all, &large));
     lapis_range half = {large, 0, all};
     GIVES(LAPIS_TIMED_OUT, lapis_map(client, &half, 1, LAPIS_READ, 1000, &other));
+    /* Signals, whose handlers don't restart system calls, end no wait. */
+    struct sigaction act = {.sa_handler = count_signal}, before;
+    struct itimerval often = {{0, 2000}, {0, 2000}}, never = {{0, 0}, {0, 0}};
+    IS(sigaction(SIGALRM, &act, &before) == 0 && setitimer(ITIMER_REAL, &often, NULL) == 0);
+    GIVES(LAPIS_TIMED_OUT, lapis_map(client, &half, 1, LAPIS_READ, 300000, &other));
+    for (int i = 0; i < 300; i++) OK(lapis_client_stats(client, &(lapis_stats){0}, sizeof(lapis_stats)));
+    IS(setitimer(ITIMER_REAL, &never, NULL) == 0 && sigaction(SIGALRM, &before, NULL) == 0);
+    IS(signals > 20);
     OK(lapis_allocation_free(large));
 }
 

@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <lapis.hpp>
+#include <malloc.h>
 #include <optional>
 #include <thread>
 #include <type_traits>
@@ -91,12 +92,27 @@ static void model(const lapis::Client& client, const std::string& path) {
     IS(file.size() == 100);
 }
 
+static void leaks(const lapis::Client& client) {
+    const bool cuda = client.info().device == LAPIS_DEVICE_CUDA;
+    lapis::Allocation memory = client.allocate(65536);
+    std::size_t before = 0;
+    for (int i = -1000; i < (cuda ? 3000 : 100000); i++) {
+        if (i == 0) before = mallinfo2().uordblks;
+        lapis::Mapping mapping = client.map(memory.all(), i % 2 ? LAPIS_READ : LAPIS_WRITE);
+        if (i % 3 == 0) mapping.unmap();
+        if (i % 100 == 0) thrown([&] { (void)client.allocate(0); });
+    }
+    IS(client.stats().mappings == 0);
+    IS(mallinfo2().uordblks < before + 16384);
+}
+
 int main(int argc, char** argv) {
     IS(argc == 3);
     {
         lapis::Client client{std::string(argv[1])};
         memory(client);
         model(client, argv[2]);
+        leaks(client);
         // What is left of it ends on another thread, after the client.
         std::optional<lapis::Allocation> memory = client.allocate(10);
         std::optional<lapis::Mapping> mapping = client.map(memory->all(), LAPIS_WRITE);

@@ -137,10 +137,11 @@ impl Model {
     fn map_tensors(
         &self,
         py: Python<'_>,
-        names: Vec<Bound<'_, PyAny>>,
+        names: &Bound<'_, PyAny>,
         wait: f64,
     ) -> PyResult<Mapping> {
         let (model, wait) = (self.open()?, seconds(wait, "wait")?);
+        let names: Vec<Bound<'_, PyAny>> = names.extract()?;
         let slices = names.iter().map(|name| slice(&model, name)).collect::<PyResult<Vec<_>>>()?;
         let mapped = detached(py, || model.map_slices(slices, wait))?;
         Ok(mapping(&model, mapped))

@@ -239,8 +239,9 @@ def test_layers_of_a_model(client, model_path):
         for start, stop in [(0, shape[0] + 1), (3, 2), (2**63, 2**64 - 1)]:
             with pytest.raises(IndexError, match="rows"):
                 model.map_tensors([(name, start, stop)])
-        with pytest.raises(TypeError):
-            model.map_tensors([None])
+        for wrong in [[None], None, name]:
+            with pytest.raises(TypeError):
+                model.map_tensors(wrong)
         model.close()
         with pytest.raises(lapis.Closed):
             model.layers

@@ -81,7 +81,7 @@ class _Weight:
     def __init__(self, parameter, name):
         self.name = name
         self.parameter = parameter
-        self.dtype, self.shape = parameter.dtype, tuple(parameter.shape)
+        self.dtype, self.shape, self.device = parameter.dtype, tuple(parameter.shape), parameter.device
         self.nbytes = parameter.numel() * parameter.element_size()
         self.placeholder = OffloadedWeight(torch.empty(self.shape, dtype=self.dtype, device="meta"), False)
         self.allocation = None
@@ -167,8 +167,8 @@ class _Layer:
 def _view(tensor, weight):
     """The mapped bytes as a tensor of PyTorch."""
     if tensor.device == "cuda":
-        flat = torch.from_dlpack(tensor.raw()) if not tensor.readonly else torch.as_tensor(tensor.raw(), device="cuda")
-        return flat.view(weight.dtype).reshape(weight.shape)
+        # __cuda_array_interface__ would not do: PyTorch refuses what is only for reading.
+        return torch.from_dlpack(tensor.raw()).view(weight.dtype).reshape(weight.shape)
     with warnings.catch_warnings():
         # Weights are mapped for reading, which PyTorch has no word for: writing them would end the process.
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
@@ -227,7 +227,7 @@ class Offload:
             self.plan = recording.plan(cyclic=True)
 
     def remove(self):
-        """Copies all weights back to the module's own memory, and forgets the daemon's."""
+        """Copies all weights back to the module's own memory, on the device where they were, and forgets the daemon's."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -251,4 +251,4 @@ class Offload:
             mapping = self.client.map(weight.allocation, "read", self.wait)
         with mapping:
             data = bytearray(mapping[0].tobytes())
-        return torch.frombuffer(data, dtype=weight.dtype).reshape(weight.shape)
+        return torch.frombuffer(data, dtype=weight.dtype).reshape(weight.shape).to(weight.device)
