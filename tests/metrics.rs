@@ -146,12 +146,24 @@ fn refusals_are_counted_by_request_and_code_when_they_are_told() {
     let client = daemon.connect();
     let memory = client.allocate(16 * PAGE).unwrap();
     let held = client.map(&[(&memory, 0..15 * PAGE)], Access::Write, LONG).unwrap();
+    let other = daemon.connect();
     for _ in 0..3 {
-        let short = Duration::from_millis(5);
-        let error =
-            client.map(&[(&memory, 15 * PAGE..16 * PAGE)], Access::Read, short).unwrap_err();
-        assert_eq!(error.code(), Some(Code::TimedOut), "{error}");
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| {
+                let last = [(&memory, 15 * PAGE..16 * PAGE)];
+                client.map(&last, Access::Read, Duration::from_millis(300)).map(drop)
+            });
+            until("it waits", || {
+                let depth = Scrape::of(&address).get("lapis_queue_depth{queue=\"maps_for_room\"}");
+                if depth == 1.0 { Ok(()) } else { Err(depth) }
+            });
+            // The answer to another request goes before it.
+            other.stats().unwrap();
+            let error = waits.join().unwrap().unwrap_err();
+            assert_eq!(error.code(), Some(Code::TimedOut), "{error}");
+        });
     }
+    drop(other);
     drop(held);
     let error = client.map(&[(&memory, 0..16 * PAGE)], Access::Read, LONG).unwrap_err();
     assert_eq!(error.code(), Some(Code::OverCapacity), "{error}");
@@ -160,6 +172,7 @@ fn refusals_are_counted_by_request_and_code_when_they_are_told() {
     assert!([Code::OutOfMemory, Code::TooMany].contains(&code), "{error}");
     let now = Scrape::of(&address);
     assert_eq!(now.get("lapis_requests_total{op=\"map\",code=\"timed_out\"}"), 3.0);
+    assert_eq!(now.get("lapis_requests_total{op=\"stat\",code=\"ok\"}"), 3.0);
     assert_eq!(now.get("lapis_requests_total{op=\"map\",code=\"over_capacity\"}"), 1.0);
     assert_eq!(now.get("lapis_requests_total{op=\"map\",code=\"ok\"}"), 1.0);
     let refused = if code == Code::TooMany { "too_many" } else { "out_of_memory" };
@@ -174,7 +187,7 @@ fn refusals_are_counted_by_request_and_code_when_they_are_told() {
         let now = Scrape::of(&address);
         let count = |result| now.get(&format!("lapis_connections_total{{result=\"{result}\"}}"));
         let counts = (count("opened"), count("refused"), count("failed"));
-        if counts == (1.0, 1.0, 1.0) { Ok(()) } else { Err(counts) }
+        if counts == (2.0, 1.0, 1.0) { Ok(()) } else { Err(counts) }
     });
     drop((noise, memory, client));
     still_serves(&daemon);
