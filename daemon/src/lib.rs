@@ -6,6 +6,7 @@
 pub mod config;
 pub mod device;
 pub mod engine;
+pub mod paced;
 pub mod policy;
 pub mod reactor;
 pub mod server;

@@ -193,9 +193,8 @@ impl Engine {
         let plans: Vec<_> = self.plans_of(session).map(|(id, _)| id).collect();
         for id in plans {
             for span in spans {
-                let at = PageRef { backing: span.backing, index: span.first };
                 let Some(plan) = self.table.plan_mut(id) else { continue };
-                let over = plan.follow(at, now);
+                let over = plan.follow(span, now);
                 let pages: Vec<_> = over.flat_map(|step| plan.pages_of_step(step)).collect();
                 pages.into_iter().for_each(|at| self.place_by_plans(at));
             }

@@ -93,6 +93,15 @@ pub(crate) enum Failure {
         /// Whose.
         subject: Subject,
     },
+    /// Nobody says how large the tiers are.
+    #[error("no daemon at {} says how large VRAM and RAM are, and no --vram does", socket.display())]
+    NoSizes {
+        /// Where no daemon is.
+        socket: PathBuf,
+    },
+    /// The engine can't run the model on a machine of these sizes.
+    #[error("a daemon of these sizes can't run this model")]
+    Prediction(#[source] lapis_proto::message::Refused),
     /// The result can't be printed.
     #[error("cannot write to standard output")]
     Output(#[source] io::Error),
@@ -114,11 +123,14 @@ impl Failure {
             Failure::NoQuota { .. } | Failure::Config(ConfigError::NoSuchName { .. }) => {
                 Exit::NotFound
             }
-            Failure::Config(_) | Failure::TierFlags { .. } | Failure::NoCache => Exit::Usage,
+            Failure::Config(_)
+            | Failure::TierFlags { .. }
+            | Failure::NoCache
+            | Failure::NoSizes { .. } => Exit::Usage,
             Failure::Reference(error) if error.source.kind() == io::ErrorKind::PermissionDenied => {
                 Exit::Denied
             }
-            Failure::DiskFull { .. } => Exit::OutOfCapacity,
+            Failure::DiskFull { .. } | Failure::Prediction(_) => Exit::OutOfCapacity,
             Failure::Start(_)
             | Failure::Reference(_)
             | Failure::Cache { .. }
@@ -152,6 +164,8 @@ impl Failure {
                  `lapisctl stream -o json` and the daemon's log"
                     .into()
             }
+            Failure::NoSizes { .. } => "say how much VRAM there is, such as `--vram 24GiB`".into(),
+            Failure::Prediction(_) => "try a larger --vram".into(),
             Failure::NoQuota { .. } => "see the quotas there are with `lapisctl quota show`".into(),
             Failure::Trace(TraceError::Line { .. } | TraceError::Empty { .. }) => {
                 "see what a trace looks like with `lapisctl replay --help`".into()

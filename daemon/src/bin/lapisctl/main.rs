@@ -4,6 +4,7 @@
 mod connect;
 mod failure;
 mod output;
+mod plan;
 mod quota;
 mod replay;
 mod status;
@@ -29,6 +30,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Verb {
     Stream(stream::Stream),
+    Plan(plan::Plan),
     Status(status::Status),
     Tier(tier::Tier),
     Quota(quota::Quota),
@@ -47,6 +49,7 @@ fn main() -> ExitCode {
     start_log();
     let result = match cli.verb {
         Verb::Stream(stream) => stream.run(),
+        Verb::Plan(plan) => plan.run(),
         Verb::Status(status) => status.run(),
         Verb::Tier(tier) => tier.run(),
         Verb::Quota(quota) => quota.run(),
