@@ -364,7 +364,9 @@ impl Run {
             }
             Reply::Done => {}
             Reply::Refused(refused) => self.refused = Some(*refused),
-            Reply::Stats(_) | Reply::Quotas(_) => unreachable!("nobody asks for them"),
+            Reply::Stats(_) | Reply::Quotas(_) | Reply::WorkingSets(_) => {
+                unreachable!("nobody asks for them")
+            }
         }
     }
 }

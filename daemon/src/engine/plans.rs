@@ -122,7 +122,7 @@ impl Engine {
         set.steps.iter().map(|step| step.uses.iter().map(resolve).collect()).collect()
     }
 
-    fn plans_of(&self, session: SessionId) -> impl Iterator<Item = (PlanId, &Plan)> {
+    pub(super) fn plans_of(&self, session: SessionId) -> impl Iterator<Item = (PlanId, &Plan)> {
         let own = move |(_, plan): &(&PlanId, &Plan)| plan.session == session;
         self.table.plans().iter().filter(own).map(|(id, plan)| (*id, plan))
     }

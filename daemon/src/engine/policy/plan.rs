@@ -215,6 +215,12 @@ impl Plan {
         self.cursor
     }
 
+    /// Its steps.
+    #[must_use]
+    pub fn steps_count(&self) -> u32 {
+        u32::try_from(self.steps.len()).unwrap_or(u32::MAX)
+    }
+
     /// All its pages.
     pub fn pages(&self) -> impl Iterator<Item = PageRef> {
         self.segments.iter().flat_map(pages_of)
