@@ -271,8 +271,7 @@ fn working_sets_are_told_of_own_sessions() {
     assert_eq!((first.pages, first.windows, first.counters.maps), (4, [3; 3], 1));
     assert_eq!((second.pages, second.windows, second.curve.len()), (0, [0; 3], 0));
     assert!(first.session < second.session && first.uid == second.uid);
-    let one: WorkingSets =
-        other.call(&WorkingSet { session: Some(first.session) }).unwrap();
+    let one: WorkingSets = other.call(&WorkingSet { session: Some(first.session) }).unwrap();
     assert_eq!(one.sessions, told.sessions[..1]);
     let none: WorkingSets = other.call(&WorkingSet { session: Some(SessionId(u64::MAX)) }).unwrap();
     assert_eq!(none.sessions, []);

@@ -4,6 +4,8 @@
 //! measured before and after ours, so a disk that drifts doesn't decide. `-- --quick` runs one short round.
 
 mod disk;
+mod hiding;
+mod observed;
 mod policy;
 mod round_trip;
 mod table;
@@ -48,6 +50,20 @@ fn main() {
         table.add("map, resident page, p50", "us", "socket echo", map, echo);
         table.add("map and unmap, resident page, p50", "us", "socket echo", pair, echo);
         let (ours, lru) = policy::access();
+        table.add(
+            "working set, an access to a chunk",
+            "us",
+            "what it may be",
+            observed::access_us(),
+            0.3,
+        );
+        for (name, compute) in [
+            ("stall efficiency with a plan, C/T 0.5", 0.5),
+            ("stall efficiency with a plan, C/T 0.8", 0.8),
+            ("stall efficiency with a plan, C/T 1.2", 1.2),
+        ] {
+            table.add(name, "", "ideal", hiding::efficiency(compute), 1.0);
+        }
         table.add("policy, an access, 500,000 units known", "us", "LRU alone", ours, lru);
     }
     print!("{table}");
