@@ -18,9 +18,9 @@ const SAMPLES_MAX: usize = 512;
 /// Time back to which a working set is told, microseconds.
 const WINDOWS_US: [u64; 3] = [10_000_000, 60_000_000, 600_000_000];
 /// Sizes of a session's curve, beside that of VRAM: equal parts of all that it uses.
-const CURVE_PARTS: u64 = 20;
+const CURVE_PARTS: u32 = 20;
 
-const _: () = assert!(CURVE_PARTS as usize + 1 < CURVE_POINTS_MAX);
+const _: () = assert!((CURVE_PARTS as usize) < CURVE_POINTS_MAX);
 
 impl Engine {
     /// A session's map is admitted.
@@ -101,8 +101,9 @@ impl Engine {
     /// Hits by size, ascending.
     fn points(&self, curve: &Curve, pattern: AccessPattern) -> Vec<CurvePoint> {
         let used = curve.working_set(0);
+        let parts = u64::from(CURVE_PARTS);
         let mut sizes: Vec<u64> =
-            (1..=CURVE_PARTS).map(|part| used.saturating_mul(part).div_ceil(CURVE_PARTS)).collect();
+            (1..=parts).map(|part| used.saturating_mul(part).div_ceil(parts)).collect();
         sizes.push(u64::from(self.vram.capacity()));
         sizes.sort_unstable();
         sizes.dedup();
