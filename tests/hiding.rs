@@ -8,7 +8,7 @@
     reason = "figures of a model: positive, and far below where they would not fit"
 )]
 
-use lapis_tests::paced::{Layer, Machine, Outcome, Workload, run, uniform};
+use lapisd::paced::{Layer, Machine, Outcome, Workload, run, uniform};
 
 const LAYERS: u32 = 80;
 const PAGES: u32 = 32;
@@ -24,13 +24,13 @@ struct Figure {
 }
 
 fn pages(layers: &[Layer]) -> u32 {
-    layers.iter().map(|layer| layer.pages.end).max().unwrap_or(0)
+    layers.iter().flat_map(|layer| layer.pages.last()).map(|pages| pages.end).max().unwrap_or(0)
 }
 
 /// All pages in RAM, `f` of them fit VRAM.
 fn machine(pages: u32, f: f64) -> Machine {
     let vram = (f64::from(pages) * f) as u32;
-    Machine { vram, ram: 3 * pages, up_ns: PAGE_NS, read_ns: PAGE_NS / 10 }
+    Machine { vram, ram: 3 * pages, up_ns: PAGE_NS, read_ns: PAGE_NS / 10, map_ns: 0 }
 }
 
 fn workload(layers: Vec<Layer>, plan: bool, passes: usize) -> Workload {
@@ -47,7 +47,9 @@ fn figure(outcome: &Outcome, layers: &[Layer], f: f64, from: usize) -> Figure {
 
 /// One client on a machine that `f` of its pages fit.
 fn alone(work: &Workload, f: f64, from: usize) -> Figure {
-    let outcome = run(machine(pages(&work.layers), f), std::slice::from_ref(work)).remove(0);
+    let outcome = run(machine(pages(&work.layers), f), std::slice::from_ref(work))
+        .expect("it fits")
+        .remove(0);
     figure(&outcome, &work.layers, f, from)
 }
 
@@ -107,12 +109,28 @@ fn a_plan_hides_the_transfers_of_uneven_layers() {
         let layer = |layer: u32| {
             let count = [8, 24, 32, 64][layer as usize % 4];
             first += count;
-            Layer { pages: first - count..first, compute_ns: compute_ns(c) }
+            let pages = std::iter::once(first - count..first).collect();
+            Layer { pages, compute_ns: compute_ns(c) }
         };
         alone(&workload((0..LAYERS).map(layer).collect(), true, 6), f, 2)
     });
     let (mean, ..) = summary("uneven layers", &figures);
     assert!(mean >= 0.955, "{mean}");
+}
+
+/// As in files, where layers begin anywhere; and with compute that leaves time to spare.
+#[test]
+fn a_plan_hides_the_transfers_of_layers_that_share_pages() {
+    let figures = all(|c, f| {
+        let layer = |layer: u32| {
+            let first = layer * (PAGES - 1);
+            let pages = std::iter::once(first..first + PAGES).collect();
+            Layer { pages, compute_ns: compute_ns(2.0 * c) }
+        };
+        alone(&workload((0..LAYERS).map(layer).collect(), true, 6), f, 2)
+    });
+    let (mean, ..) = summary("layers that share pages", &figures);
+    assert!(mean >= 0.98, "{mean}");
 }
 
 #[test]
@@ -147,8 +165,10 @@ fn what_repeats_itself_is_learned() {
 fn tiers_add_up() {
     for (plan, c) in [(true, 0.0), (true, 0.5), (true, 4.0), (false, 0.0), (false, 4.0)] {
         let layers = uniform(24, 64, (64.0 * PAGE_NS as f64 * c) as u64);
-        let machine = Machine { vram: 512, ram: 544, up_ns: PAGE_NS, read_ns: 3 * PAGE_NS };
-        let outcome = run(machine, &[workload(layers, plan, 12)]).remove(0);
+        let machine =
+            Machine { vram: 512, ram: 544, up_ns: PAGE_NS, read_ns: 3 * PAGE_NS, map_ns: 0 };
+        let outcome =
+            run(machine, &[workload(layers, plan, 12)]).expect("nothing is refused").remove(0);
         println!("  plan {plan}, C/T {c}: read {:?}, moved {:?}", outcome.read, outcome.moved);
         // 480 of 1536, at the least; LRU would read them all.
         assert!(outcome.read[8..].iter().all(|read| *read <= 700), "{:?}", outcome.read);
@@ -168,7 +188,7 @@ fn a_plan_hides_transfers_when_a_second_client_arrives() {
             let start_ns = (3.5 * transfer * f64::max(c, 1.0 - f)) as u64;
             let second = Workload { start_ns, passes: 8, ..first.clone() };
             // The share is of both files.
-            let outcomes = run(machine(2 * pages(&layers), f), &[first, second]);
+            let outcomes = run(machine(2 * pages(&layers), f), &[first, second]).expect("it fits");
             // Together they move what does not fit, once per pass of each at most; the slower one tells.
             let moved: u64 = outcomes[1].moved[3..].iter().sum();
             let time: u64 = outcomes[1].passes_ns[3..].iter().sum();
@@ -189,7 +209,7 @@ fn two_that_compete(priorities: [u8; 2]) -> [f64; 2] {
     let transfer = f64::from(LAYERS * PAGES) * PAGE_NS as f64;
     let work =
         priorities.map(|priority| Workload { priority, ..workload(layers.clone(), true, 30) });
-    let outcomes = run(machine(2 * pages(&layers), 0.6), &work);
+    let outcomes = run(machine(2 * pages(&layers), 0.6), &work).expect("it fits");
     let time = |outcome: &Outcome| outcome.mean_ns(outcome.passes_ns.len() - 10) / transfer;
     [time(&outcomes[0]), time(&outcomes[1])]
 }

@@ -8,6 +8,7 @@ pub mod device;
 pub mod engine;
 pub mod log;
 pub mod metrics;
+pub mod paced;
 pub mod policy;
 pub mod reactor;
 mod reload;

@@ -8,7 +8,6 @@ pub mod fixtures;
 pub mod fleet;
 pub mod good;
 pub mod held;
-pub mod paced;
 pub mod peer;
 pub mod random;
 pub mod scrape;

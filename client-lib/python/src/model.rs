@@ -133,7 +133,6 @@ impl Model {
     }
 
     #[pyo3(signature = (names, wait=60.0))]
-    #[expect(clippy::needless_pass_by_value, reason = "what pyo3 makes of a Python list")]
     fn map_tensors(
         &self,
         py: Python<'_>,

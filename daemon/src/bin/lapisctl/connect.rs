@@ -65,7 +65,7 @@ impl Tiers {
     }
 
     /// The configuration of an embedded daemon.
-    fn config(&self, spill_dir: PathBuf, host: &Host) -> Result<Config, Failure> {
+    pub(crate) fn config(&self, spill_dir: PathBuf, host: &Host) -> Result<Config, Failure> {
         let settings = Settings {
             // Replaced by the embedded daemon's private one.
             socket: Some("lapis.sock".into()),
@@ -152,7 +152,7 @@ pub(crate) fn connect(socket: &Path) -> Result<Client, lapis::Error> {
 }
 
 /// Whether there is no daemon, rather than one that can't be used.
-fn is_absent(error: &lapis::Error) -> bool {
+pub(crate) fn is_absent(error: &lapis::Error) -> bool {
     matches!(error, lapis::Error::Connect { source, .. }
         if matches!(source.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused))
 }

@@ -93,6 +93,21 @@ pub(crate) enum Failure {
         /// Whose.
         subject: Subject,
     },
+    /// Nobody says how large the tiers are.
+    #[error("no daemon at {} says how large VRAM and RAM are, and no --vram does", socket.display())]
+    NoSizes {
+        /// Where no daemon is.
+        socket: PathBuf,
+    },
+    /// It isn't there, or is none of this user's.
+    #[error("there is no session {session} that this user may see")]
+    NoSession {
+        /// Its number.
+        session: u64,
+    },
+    /// The engine can't run the model on a machine of these sizes.
+    #[error("a daemon of these sizes can't run this model")]
+    Prediction(#[source] lapis_proto::message::Refused),
     /// The result can't be printed.
     #[error("cannot write to standard output")]
     Output(#[source] io::Error),
@@ -111,14 +126,17 @@ impl Failure {
             Failure::Model(error) => model_exit(error),
             Failure::Client(error) => client_exit(error),
             Failure::Trace(error) => trace_exit(error),
-            Failure::NoQuota { .. } | Failure::Config(ConfigError::NoSuchName { .. }) => {
-                Exit::NotFound
-            }
-            Failure::Config(_) | Failure::TierFlags { .. } | Failure::NoCache => Exit::Usage,
+            Failure::NoQuota { .. }
+            | Failure::NoSession { .. }
+            | Failure::Config(ConfigError::NoSuchName { .. }) => Exit::NotFound,
+            Failure::Config(_)
+            | Failure::TierFlags { .. }
+            | Failure::NoCache
+            | Failure::NoSizes { .. } => Exit::Usage,
             Failure::Reference(error) if error.source.kind() == io::ErrorKind::PermissionDenied => {
                 Exit::Denied
             }
-            Failure::DiskFull { .. } => Exit::OutOfCapacity,
+            Failure::DiskFull { .. } | Failure::Prediction(_) => Exit::OutOfCapacity,
             Failure::Start(_)
             | Failure::Reference(_)
             | Failure::Cache { .. }
@@ -152,6 +170,9 @@ impl Failure {
                  `lapisctl stream -o json` and the daemon's log"
                     .into()
             }
+            Failure::NoSession { .. } => "see the sessions there are with `lapisctl wss`".into(),
+            Failure::NoSizes { .. } => "say how much VRAM there is, such as `--vram 24GiB`".into(),
+            Failure::Prediction(_) => "try a larger --vram".into(),
             Failure::NoQuota { .. } => "see the quotas there are with `lapisctl quota show`".into(),
             Failure::Trace(TraceError::Line { .. } | TraceError::Empty { .. }) => {
                 "see what a trace looks like with `lapisctl replay --help`".into()

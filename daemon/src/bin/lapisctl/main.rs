@@ -4,12 +4,14 @@
 mod connect;
 mod failure;
 mod output;
+mod plan;
 mod quota;
 mod replay;
 mod status;
 mod stream;
 mod text;
 mod tier;
+mod wss;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -29,7 +31,9 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Verb {
     Stream(stream::Stream),
+    Plan(plan::Plan),
     Status(status::Status),
+    Wss(wss::Wss),
     Tier(tier::Tier),
     Quota(quota::Quota),
     Replay(replay::Replay),
@@ -47,7 +51,9 @@ fn main() -> ExitCode {
     start_log();
     let result = match cli.verb {
         Verb::Stream(stream) => stream.run(),
+        Verb::Plan(plan) => plan.run(),
         Verb::Status(status) => status.run(),
+        Verb::Wss(wss) => wss.run(),
         Verb::Tier(tier) => tier.run(),
         Verb::Quota(quota) => quota.run(),
         Verb::Replay(replay) => replay.run(),

@@ -1,12 +1,12 @@
 //! `lapisctl stream`: walks through a model's layers as an inference engine does, and checks every byte.
 
-mod demo;
+pub(crate) mod demo;
 mod pace;
 mod pass;
 mod progress;
 pub(crate) mod reference;
 mod report;
-mod schedule;
+pub(crate) mod schedule;
 mod verify;
 
 use std::path::PathBuf;
@@ -200,7 +200,7 @@ fn daemon_report(daemon: &Daemon, before: &Stats, after: &Stats) -> DaemonReport
 }
 
 /// A time in milliseconds, with a fraction if need be.
-fn milliseconds(text: &str) -> Result<Duration, String> {
+pub(crate) fn milliseconds(text: &str) -> Result<Duration, String> {
     let refused = || format!("`{text}` is no time in milliseconds from 0 to 1000000, such as 2.5");
     let millis: f64 = text.parse().map_err(|_| refused())?;
     if !(0.0..=1e6).contains(&millis) {

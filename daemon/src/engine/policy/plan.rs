@@ -194,14 +194,25 @@ impl Plan {
         self.cursor
     }
 
+    /// Its steps.
+    #[must_use]
+    pub fn steps_count(&self) -> u32 {
+        u32::try_from(self.steps.len()).unwrap_or(u32::MAX)
+    }
+
     /// All its pages.
     pub fn pages(&self) -> impl Iterator<Item = PageRef> {
         self.segments.iter().flat_map(pages_of)
     }
 
-    /// The pages that a step uses.
-    pub fn pages_of_step(&self, step: u64) -> impl Iterator<Item = PageRef> {
-        self.pieces_of(step).iter().flat_map(|piece| pages_of(&self.segments[*piece]))
+    /// The pages that steps use, each once however many of them use it.
+    #[must_use]
+    pub fn pages_of_steps(&self, steps: Range<u64>) -> Vec<PageRef> {
+        // All there are, once round.
+        let count = (steps.end - steps.start).min(self.steps.len() as u64);
+        let pieces = (steps.start..steps.start + count).flat_map(|step| self.pieces_of(step));
+        let pieces: BTreeSet<usize> = pieces.copied().collect();
+        pieces.into_iter().flat_map(|piece| pages_of(&self.segments[piece])).collect()
     }
 
     /// When it uses a page, `from` this step on: a number that is larger the later that is. `None` for a page that it
@@ -226,14 +237,22 @@ impl Plan {
         ahead.saturating_add(idle).saturating_mul(1000) / self.weight.max(1)
     }
 
-    /// A map for this page comes: moves the cursor. Answers which steps are over.
-    pub fn follow(&mut self, at: PageRef, now: u64) -> Range<u64> {
+    /// A map for this span comes: moves the cursor. Answers which steps are over.
+    pub fn follow(&mut self, span: &Span, now: u64) -> Range<u64> {
         let nothing = self.cursor..self.cursor;
-        let Some(segment) = self.find(at) else { return nothing };
-        let Some((step, _)) = self.next(segment, self.cursor) else { return nothing };
-        let near = |from: u64| (from..=from + NEAR).contains(&step);
-        let is_there =
-            near(self.cursor) || self.doubt.is_some_and(|doubt| doubt < step && near(doubt));
+        // Steps that follow one another may share the page where they meet: the end that is used later tells, unless
+        // it is one that was used before and comes again in the next cycle.
+        let ends = [span.first, span.first + (span.count - 1)];
+        let next_of = |index| {
+            let segment = self.find(PageRef { backing: span.backing, index })?;
+            self.next(segment, self.cursor).map(|(step, _)| step)
+        };
+        let near = |from: u64, step: u64| (from..=from + NEAR).contains(&step);
+        let steps = ends.into_iter().filter_map(next_of);
+        let nearest = steps.clone().filter(|step| near(self.cursor, *step)).max();
+        let Some(step) = nearest.or_else(|| steps.min()) else { return nothing };
+        let follows = |doubt| doubt < step && near(doubt, step);
+        let is_there = nearest.is_some() || self.doubt.is_some_and(follows);
         if !is_there {
             self.doubt = Some(step);
             return nothing;

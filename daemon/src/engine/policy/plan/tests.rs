@@ -74,10 +74,22 @@ fn ranges_that_cut_each_other_too_often_are_refused() {
 }
 
 #[test]
+fn steps_that_share_the_page_where_they_meet_are_told_apart() {
+    let layer = |step: u32| span(0, 7 * step, 8);
+    let steps: Vec<_> = (0..10).map(|step| vec![(layer(step), Access::Read)]).collect();
+    let mut plan = plan(true, &steps);
+    for (layer_, expected) in [(0, 0..0), (1, 0..1), (1, 1..1), (2, 1..2), (3, 2..3)] {
+        assert_eq!(plan.follow(&layer(layer_), 0), expected, "{layer_}");
+    }
+    (4..10).for_each(|step| assert_eq!(plan.follow(&layer(step), 0).end, u64::from(step)));
+    assert_eq!(plan.follow(&layer(0), 0), 9..10);
+}
+
+#[test]
 fn the_cursor_tolerates_repeats_skips_and_jumps() {
     let mut plan = cycle(20);
     let mut follow = |index, expected: Range<u64>| {
-        let over = plan.follow(page(0, index), 0);
+        let over = plan.follow(&span(0, index, 1), 0);
         assert_eq!((over, plan.cursor()), (expected.clone(), expected.end), "page {index}");
     };
     follow(0, 0..0);
@@ -104,12 +116,12 @@ fn the_cursor_tolerates_repeats_skips_and_jumps() {
 fn a_plan_that_is_not_cyclic_ends() {
     let steps: Vec<_> = (0..3).map(|step| vec![(span(0, step, 1), Access::Read)]).collect();
     let mut plan = plan(false, &steps);
-    plan.follow(page(0, 0), 0);
-    plan.follow(page(0, 2), 0);
+    plan.follow(&span(0, 0, 1), 0);
+    plan.follow(&span(0, 2, 1), 0);
     assert_eq!(plan.cursor(), 2);
     assert_eq!(plan.key(page(0, 0), 2), Some(NEVER_AGAIN));
     assert_eq!(plan.key(page(0, 2), 3), Some(NEVER_AGAIN));
-    assert_eq!(plan.follow(page(0, 1), 0), 2..2);
+    assert_eq!(plan.follow(&span(0, 1, 1), 0), 2..2);
     let pace = Pace { up_ns: 1000, read_ns: 1000 };
     // The last step's own page is missing still; nothing after it.
     assert_eq!(plan.due(0, pace, 100).read.map(|fetch| fetch.step), Some(2));
@@ -132,12 +144,12 @@ fn what_is_far_off_is_fetched_when_its_time_comes() {
     let mut now = 0;
     for _ in 0..2 {
         for step in 0..10 {
-            plan.follow(page(0, step), now);
+            plan.follow(&span(0, step, 1), now);
             plan.granted(0);
             now += 100;
         }
     }
-    plan.follow(page(0, 0), now);
+    plan.follow(&span(0, 0, 1), now);
     plan.granted(0);
     (0..10)
         .filter(|index| *index != 7)
@@ -147,12 +159,12 @@ fn what_is_far_off_is_fetched_when_its_time_comes() {
     // only the end of this step.
     assert_eq!(plan.due(now, pace, 100), Due::default());
     for step in 1..6 {
-        plan.follow(page(0, step), now + 100 * u64::from(step));
+        plan.follow(&span(0, step, 1), now + 100 * u64::from(step));
         plan.granted(0);
     }
     // At the start of step 5 it is 200 us away.
     assert_eq!(plan.due(now + 500, pace, 100), Due::default());
-    plan.follow(page(0, 6), now + 600);
+    plan.follow(&span(0, 6, 1), now + 600);
     assert_eq!(plan.due(now + 600, pace, 100), up(90_000));
     plan.granted(0);
     assert_eq!(plan.due(now + 600, pace, 100), Due { at: Some(now + 611), ..Due::default() });
@@ -165,7 +177,7 @@ fn what_is_far_off_is_fetched_when_its_time_comes() {
 #[test]
 fn a_session_that_does_nothing_is_ever_farther_from_its_uses() {
     let mut plan = cycle(10);
-    plan.follow(page(0, 0), 0);
+    plan.follow(&span(0, 0, 1), 0);
     plan.granted(0);
     let soon = plan.eta_ns(5, 1000);
     assert_eq!(soon, plan.eta_ns(5, 2000));
@@ -179,7 +191,7 @@ fn a_session_that_does_nothing_is_ever_farther_from_its_uses() {
 fn what_is_in_ram_waits_for_what_must_be_read_first() {
     let mut plan = cycle(10);
     let (nowhere, in_ram) = (Place { vram: false, ram: false }, Place { vram: false, ram: true });
-    plan.follow(page(0, 0), 0);
+    plan.follow(&span(0, 0, 1), 0);
     plan.granted(0);
     (0..10)
         .filter(|index| *index != 2)

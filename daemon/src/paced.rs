@@ -1,19 +1,23 @@
 //! The engine in virtual time, on links that move one page after the other at their own pace, with clients that compute
 //! between their maps: how much of the transfers is hidden. Nothing here has a clock, so figures are exact and repeat.
+//!
+//! `lapisctl plan` predicts with it, and tests hold the engine's policy to its figures.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
 use lapis_proto::message::{
-    Access, Map, PageRange, PlanStep, PlanUse, Quota, QuotaSubject, SetPlan,
+    Access, Map, PageRange, PlanStep, PlanUse, Quota, QuotaSubject, Refused, SetPlan,
 };
-use lapisd::engine::Engine;
-use lapisd::engine::event::{Command, Event, Hop, Outbox, Reply, Request};
-use lapisd::engine::ids::{AllocationId, Domain, FileId, MappingId, RequestId, SessionId, Tag};
-use lapisd::engine::limits::Limits;
-use lapisd::store::FileIdentity;
 
-use crate::random::Random;
+use crate::engine::Engine;
+use crate::engine::event::{Command, Event, Hop, Outbox, Reply, Request};
+use crate::engine::ids::{AllocationId, Domain, FileId, MappingId, RequestId, SessionId, Tag};
+use crate::engine::limits::Limits;
+use crate::store::FileIdentity;
+
+/// However slow a link is, a map is waited for: a year.
+const WAIT_US: u64 = 31_536_000_000_000;
 
 /// A machine.
 #[derive(Debug, Clone, Copy)]
@@ -26,13 +30,15 @@ pub struct Machine {
     pub up_ns: u64,
     /// Nanoseconds per page from the file to RAM.
     pub read_ns: u64,
+    /// Nanoseconds from asking for a map to the request's arrival, and back: what is lost per map at best.
+    pub map_ns: u64,
 }
 
 /// What a client maps in one step, and for how long it computes then.
 #[derive(Debug, Clone)]
 pub struct Layer {
-    /// Pages of its file.
-    pub pages: std::ops::Range<u32>,
+    /// Pages of its file: ranges in ascending order that don't overlap.
+    pub pages: Vec<std::ops::Range<u32>>,
     /// Nanoseconds.
     pub compute_ns: u64,
 }
@@ -61,8 +67,10 @@ pub struct Outcome {
     pub passes_ns: Vec<u64>,
     /// Pages copied to VRAM, by all clients, during each pass.
     pub moved: Vec<u64>,
-    /// Pages read from files, by all clients, during each pass.
+    /// Pages read from files, likewise.
     pub read: Vec<u64>,
+    /// Nanoseconds that it waited for maps.
+    pub stalled_ns: Vec<u64>,
 }
 
 impl Outcome {
@@ -76,6 +84,12 @@ impl Outcome {
     #[must_use]
     pub fn mean_moved(&self, from: usize) -> f64 {
         mean(&self.moved[from..])
+    }
+
+    /// Mean of the pages read in the passes from this one on.
+    #[must_use]
+    pub fn mean_read(&self, from: usize) -> f64 {
+        mean(&self.read[from..])
     }
 }
 
@@ -93,12 +107,15 @@ struct Client {
     pass_began_ns: u64,
     moved_before: u64,
     read_before: u64,
+    asked_ns: u64,
+    stalled_ns: u64,
     outcome: Outcome,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum What {
     Start(usize),
+    Ask(usize),
     Done(Tag),
     Computed(usize),
     Tick,
@@ -131,17 +148,19 @@ struct Run {
     waiting: BTreeMap<RequestId, usize>,
     random: Random,
     moved: u64,
-    files_read: u64,
+    reads: u64,
+    /// What the engine refused: the run ends.
+    refused: Option<Refused>,
     ticks_at: Option<u64>,
 }
 
 /// Runs clients on a machine until each has done its passes.
 ///
-/// # Panics
-/// When the engine refuses anything.
-#[must_use]
-pub fn run(machine: Machine, workloads: &[Workload]) -> Vec<Outcome> {
-    let limits = Limits { depth: 16, ..Limits::small(machine.vram, machine.ram, 0) };
+/// # Errors
+/// What the engine refuses: a layer that is larger than VRAM, or files too large for its metadata.
+pub fn run(machine: Machine, workloads: &[Workload]) -> Result<Vec<Outcome>, Refused> {
+    let small = Limits::small(machine.vram, machine.ram, 0);
+    let limits = Limits { depth: 16, map_wait_us_max: WAIT_US, ..small };
     let mut run = Run {
         engine: Engine::new(limits),
         machine,
@@ -153,9 +172,10 @@ pub fn run(machine: Machine, workloads: &[Workload]) -> Vec<Outcome> {
         read: Line::default(),
         last_request: 0,
         waiting: BTreeMap::new(),
-        random: Random::new(7),
+        random: Random(7_u64.wrapping_mul(0x9E37_79B9_7F4A_7C15)),
         moved: 0,
-        files_read: 0,
+        reads: 0,
+        refused: None,
         ticks_at: None,
     };
     for (index, work) in workloads.iter().enumerate() {
@@ -170,18 +190,23 @@ pub fn run(machine: Machine, workloads: &[Workload]) -> Vec<Outcome> {
             pass_began_ns: 0,
             moved_before: 0,
             read_before: 0,
+            asked_ns: 0,
+            stalled_ns: 0,
             outcome: Outcome::default(),
         });
     }
     while let Some(Reverse((at, _, what))) = run.events.pop() {
         run.now_ns = run.now_ns.max(at);
         run.handle(what);
+        if let Some(refused) = run.refused {
+            return Err(refused);
+        }
         if run.clients.iter().all(|client| client.outcome.passes_ns.len() >= client.work.passes) {
             break;
         }
     }
     run.engine.verify_invariants();
-    run.clients.into_iter().map(|client| client.outcome).collect()
+    Ok(run.clients.into_iter().map(|client| client.outcome).collect())
 }
 
 impl Run {
@@ -193,6 +218,7 @@ impl Run {
     fn handle(&mut self, what: What) {
         match what {
             What::Start(index) => self.start(index),
+            What::Ask(index) => self.map(index),
             What::Done(tag) => self.apply(Event::TransferDone { tag, result: Ok(0) }),
             What::Computed(index) => self.computed(index),
             What::Tick => {
@@ -211,11 +237,15 @@ impl Run {
             let quota = Quota { priority, ..Quota::none(QuotaSubject::Uid(uid)) };
             self.ask(index, Request::SetQuota(quota));
         }
-        let pages = self.clients[index].work.layers.iter().map(|layer| layer.pages.end).max();
-        let length = u64::from(pages.expect("layers")) * 4096;
+        let ends = self.clients[index].work.layers.iter().flat_map(|layer| layer.pages.last());
+        let pages = ends.map(|range| range.end).max().unwrap_or(0);
+        let length = u64::from(pages) * 4096;
         let inode = u64::from(uid);
         let identity = FileIdentity { device: 1, inode, size: length, mtime_ns: 0, ctime_ns: 0 };
         self.ask(index, Request::OpenFile { file: FileId(inode), identity, offset: 0, length });
+        if self.refused.is_some() {
+            return;
+        }
         if self.clients[index].work.plan {
             let plan = self.plan(index);
             self.ask(index, Request::SetPlan(plan));
@@ -227,26 +257,32 @@ impl Run {
     fn plan(&self, index: usize) -> SetPlan {
         let client = &self.clients[index];
         let step = |layer: &Layer| {
-            let range = self.range(index, layer);
-            PlanStep { uses: vec![PlanUse { range, access: Access::Read }] }
+            let used = |range| PlanUse { range, access: Access::Read };
+            PlanStep { uses: self.ranges(index, layer).into_iter().map(used).collect() }
         };
         SetPlan { plan: 1, cyclic: true, steps: client.work.layers.iter().map(step).collect() }
     }
 
-    fn range(&self, index: usize, layer: &Layer) -> PageRange {
-        let count = layer.pages.end - layer.pages.start;
-        let allocation = self.clients[index].allocation.expect("opened");
-        PageRange { allocation, first: layer.pages.start, count }
+    fn ranges(&self, index: usize, layer: &Layer) -> Vec<PageRange> {
+        let allocation = self.clients[index].allocation.expect("opened, or the run is over");
+        let range = |pages: &std::ops::Range<u32>| PageRange {
+            allocation,
+            first: pages.start,
+            count: pages.end - pages.start,
+        };
+        layer.pages.iter().map(range).collect()
     }
 
     fn map(&mut self, index: usize) {
-        let layer = self.clients[index].work.layers[self.clients[index].at].clone();
-        let ranges = vec![self.range(index, &layer)];
-        self.ask(index, Request::Map(Map { ranges, access: Access::Read, wait_us: 60_000_000 }));
+        let client = &self.clients[index];
+        let ranges = self.ranges(index, &client.work.layers[client.at]);
+        self.clients[index].asked_ns = self.now_ns;
+        let map = Map { ranges, access: Access::Read, wait_us: WAIT_US };
+        self.ask(index, Request::Map(map));
     }
 
     fn computed(&mut self, index: usize) {
-        let (moved, read, now) = (self.moved, self.files_read, self.now_ns);
+        let (moved, reads, now) = (self.moved, self.reads, self.now_ns);
         let client = &mut self.clients[index];
         let mapping = client.mapping.take().expect("it was mapped");
         client.at += 1;
@@ -254,12 +290,15 @@ impl Run {
             client.at = 0;
             client.outcome.passes_ns.push(now - client.pass_began_ns);
             client.outcome.moved.push(moved - client.moved_before);
-            client.outcome.read.push(read - client.read_before);
-            (client.pass_began_ns, client.moved_before) = (now, moved);
-            client.read_before = read;
+            client.outcome.read.push(reads - client.read_before);
+            client.outcome.stalled_ns.push(std::mem::take(&mut client.stalled_ns));
+            (client.pass_began_ns, client.moved_before, client.read_before) = (now, moved, reads);
         }
         self.ask(index, Request::Unmap(vec![mapping]));
-        self.map(index);
+        match self.machine.map_ns {
+            0 => self.map(index),
+            lost => self.at(now + lost, What::Ask(index)),
+        }
     }
 
     fn ask(&mut self, index: usize, body: Request) {
@@ -296,7 +335,7 @@ impl Run {
     fn transfer(&mut self, tag: Tag, hop: Hop) {
         let done = match hop {
             Hop::ReadFile { .. } | Hop::ReadSpill { .. } => {
-                self.files_read += 1;
+                self.reads += 1;
                 self.read.take(self.now_ns, self.machine.read_ns)
             }
             Hop::Up { .. } => {
@@ -321,13 +360,17 @@ impl Run {
             Reply::Mapped(mapped) => {
                 let client = &mut self.clients[index];
                 client.mapping = Some(mapped.mapping);
+                client.stalled_ns += self.now_ns - client.asked_ns;
                 let compute = client.work.layers[client.at].compute_ns;
                 let jitter = compute * client.work.jitter_percent / 100;
                 let compute = compute - jitter + self.random.below(2 * jitter + 1);
                 self.at(self.now_ns + compute, What::Computed(index));
             }
             Reply::Done => {}
-            other => panic!("{other:?}"),
+            Reply::Refused(refused) => self.refused = Some(*refused),
+            Reply::Stats(_) | Reply::Quotas(_) | Reply::WorkingSets(_) => {
+                unreachable!("nobody asks for them")
+            }
         }
     }
 }
@@ -336,6 +379,23 @@ impl Run {
 #[must_use]
 pub fn uniform(layers: u32, pages: u32, compute_ns: u64) -> Vec<Layer> {
     (0..layers)
-        .map(|layer| Layer { pages: layer * pages..(layer + 1) * pages, compute_ns })
+        .map(|layer| Layer {
+            pages: std::iter::once(layer * pages..(layer + 1) * pages).collect(),
+            compute_ns,
+        })
         .collect()
+}
+
+/// Varies what clients compute: xorshift64*, from a fixed seed.
+#[derive(Debug)]
+struct Random(u64);
+
+impl Random {
+    /// One of `0..count`.
+    fn below(&mut self, count: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 16) % count
+    }
 }
