@@ -9,7 +9,7 @@ mod link;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lapis_proto::ids::VramFrame;
 use lapis_proto::message::DeviceKind;
@@ -46,8 +46,8 @@ pub struct SimOptions {
 pub struct SimDevice {
     info: DeviceInfo,
     frames: Arc<Frames>,
-    up: Workers<(Tag, DeviceOp), DeviceDone>,
-    down: Workers<(Tag, DeviceOp), DeviceDone>,
+    up: Workers<(Tag, DeviceOp, Instant), DeviceDone>,
+    down: Workers<(Tag, DeviceOp, Instant), DeviceDone>,
 }
 
 /// What the copy threads of one direction work with.
@@ -100,11 +100,13 @@ impl SimDevice {
                 link: Link::new(options.bandwidth_bytes_per_s, options.latency),
             };
             let depth = QUEUE + threads_count;
-            Workers::new(name, threads_count, depth, waker, move |(tag, op)| copier.run(tag, op))
-                .map_err(|error| DeviceFault::Setup {
-                    call: "starting a copy thread",
-                    source: Errno::from_raw(error.raw_os_error().unwrap_or(0)),
-                })
+            Workers::new(name, threads_count, depth, waker, move |(tag, op, asked)| {
+                copier.run(tag, op, asked)
+            })
+            .map_err(|error| DeviceFault::Setup {
+                call: "starting a copy thread",
+                source: Errno::from_raw(error.raw_os_error().unwrap_or(0)),
+            })
         };
         let (up, down) = (direction("copy-up")?, direction("copy-down")?);
         let info = DeviceInfo {
@@ -133,7 +135,7 @@ impl Device for SimDevice {
             | DeviceOp::Restore { .. } => &mut self.up,
             DeviceOp::Down { .. } => &mut self.down,
         };
-        direction.submit(|| (tag, op))
+        direction.submit(|| (tag, op, Instant::now()))
     }
 
     fn poll(&mut self, done: &mut Vec<DeviceDone>) {
@@ -147,8 +149,8 @@ impl Device for SimDevice {
 }
 
 impl Copier {
-    fn run(&self, tag: Tag, op: DeviceOp) -> DeviceDone {
-        let turn = self.link.begin(self.frames.page_size());
+    fn run(&self, tag: Tag, op: DeviceOp, asked: Instant) -> DeviceDone {
+        let turn = self.link.begin(self.frames.page_size(), asked);
         let result = self.execute(op);
         self.link.finish(turn);
         DeviceDone { tag, result }

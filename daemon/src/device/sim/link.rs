@@ -19,15 +19,15 @@ impl Link {
         Self { bandwidth, latency, free_at: Mutex::new(None) }
     }
 
-    /// Takes the link's next slot for so many bytes; answers when the transfer may be reported done.
-    pub(super) fn begin(&self, bytes: u64) -> Option<Instant> {
+    /// Takes the link's next slot for so many bytes; answers when the transfer may be reported done. One that was
+    /// asked for while the link was busy follows at once, however late the thread is that carries it out.
+    pub(super) fn begin(&self, bytes: u64, asked: Instant) -> Option<Instant> {
         if self.bandwidth.is_none() && self.latency.is_zero() {
             return None;
         }
         let carried = self.bandwidth.map_or(Duration::ZERO, |rate| carry_time(bytes, rate));
         let mut free_at = self.free_at.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = Instant::now();
-        let start = free_at.map_or(now, |free| free.max(now));
+        let start = free_at.map_or(asked, |free| free.max(asked));
         *free_at = Some(start + carried);
         Some(start + carried + self.latency)
     }
@@ -61,17 +61,31 @@ mod tests {
     #[test]
     fn transfers_share_the_link_and_latency_adds_once_each() {
         let link = Link::new(Some(1_000_000_000), Duration::from_secs(5));
-        let first = link.begin(2_000_000_000).unwrap();
-        let second = link.begin(1_000_000_000).unwrap();
+        let now = Instant::now();
+        let first = link.begin(2_000_000_000, now).unwrap();
+        let second = link.begin(1_000_000_000, now).unwrap();
         assert_eq!(second - first, Duration::from_secs(1));
-        assert_eq!(Link::new(None, Duration::ZERO).begin(1 << 40), None);
+        assert_eq!(Link::new(None, Duration::ZERO).begin(1 << 40, now), None);
+    }
+
+    #[test]
+    fn a_thread_that_is_late_costs_the_link_nothing_while_transfers_are_in_line() {
+        let link = Link::new(Some(1_000_000_000), Duration::ZERO);
+        let asked = Instant::now();
+        let first = link.begin(1_000_000, asked).unwrap();
+        // The one thread comes to the second one long after the first has ended.
+        link.finish(Some(first + Duration::from_millis(3)));
+        assert_eq!(link.begin(1_000_000, asked).unwrap() - first, Duration::from_millis(1));
+        // What nobody asked for has not begun.
+        let later = Instant::now();
+        assert_eq!(link.begin(1_000_000, later).unwrap() - later, Duration::from_millis(1));
     }
 
     #[test]
     fn a_finished_transfer_has_taken_its_time() {
         let link = Link::new(Some(1_000_000_000), Duration::from_micros(300));
         let started = Instant::now();
-        let turn = link.begin(1_000_000);
+        let turn = link.begin(1_000_000, Instant::now());
         link.finish(turn);
         assert!(started.elapsed() >= Duration::from_micros(1_300));
     }
