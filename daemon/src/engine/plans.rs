@@ -5,7 +5,8 @@
 
 use lapis_proto::code::Code;
 use lapis_proto::message::{
-    Access, PLAN_STEPS_MAX, PLAN_USES_MAX, PLANS_PER_SESSION_MAX, PlanUse, Refused, SetPlan,
+    Access, PAGES_PER_MAP_MAX, PLAN_STEPS_MAX, PLAN_USES_MAX, PLANS_PER_SESSION_MAX, PlanStep,
+    PlanUse, Refused, SetPlan,
 };
 
 use super::Engine;
@@ -119,10 +120,25 @@ impl Engine {
             let span = *spans.first().expect("one range resolves to one span");
             Ok((span, used.access))
         };
-        set.steps.iter().map(|step| step.uses.iter().map(resolve).collect()).collect()
+        let steps: Vec<Vec<_>> = set
+            .steps
+            .iter()
+            .map(|step| step.uses.iter().map(resolve).collect())
+            .collect::<Result<_, _>>()?;
+        let pages =
+            |step: &PlanStep| step.uses.iter().map(|used| u64::from(used.range.count)).sum::<u64>();
+        let most = set.steps.iter().map(pages).max().unwrap_or(0);
+        if most > u64::from(PAGES_PER_MAP_MAX) {
+            // What a map costs is bounded by the pages of the steps that it ends.
+            let message = format!(
+                "a step of a plan has at most {PAGES_PER_MAP_MAX} pages, one of this one has {most}"
+            );
+            return Err(refusal::plain(Code::TooMany, &message));
+        }
+        Ok(steps)
     }
 
-    fn plans_of(&self, session: SessionId) -> impl Iterator<Item = (PlanId, &Plan)> {
+    pub(super) fn plans_of(&self, session: SessionId) -> impl Iterator<Item = (PlanId, &Plan)> {
         let own = move |(_, plan): &(&PlanId, &Plan)| plan.session == session;
         self.table.plans().iter().filter(own).map(|(id, plan)| (*id, plan))
     }
@@ -154,15 +170,16 @@ impl Engine {
             self.unlearn(session);
         }
         let plans: Vec<_> = self.plans_of(session).map(|(id, _)| id).collect();
+        let mut told = false;
         for id in plans {
             if !self.table.backing(backing).plans.contains(&id) {
                 continue;
             }
             self.table.forget_in_plan(id, backing);
-            for index in 0..self.table.backing(backing).pages_count() {
-                self.place_by_plans(PageRef { backing, index });
-            }
+            told = true;
         }
+        let pages = if told { self.table.backing(backing).pages_count() } else { 0 };
+        (0..pages).for_each(|index| self.place_by_plans(PageRef { backing, index }));
     }
 
     /// Puts a page in the order where it belongs now.
@@ -195,8 +212,10 @@ impl Engine {
             for span in spans {
                 let Some(plan) = self.table.plan_mut(id) else { continue };
                 let over = plan.follow(span, now);
-                let pages: Vec<_> = over.flat_map(|step| plan.pages_of_step(step)).collect();
-                pages.into_iter().for_each(|at| self.place_by_plans(at));
+                // Others than its own stand by a use that is still to come.
+                let pages = plan.pages_of_steps(over);
+                let own = pages.into_iter().filter(|at| self.table.page(*at).plan == id);
+                own.collect::<Vec<_>>().into_iter().for_each(|at| self.place_by_plans(at));
             }
         }
         self.learn(session, spans, access, now);

@@ -30,7 +30,7 @@ pub struct SetPlan {
 #[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
 #[cfg_attr(test, derive(wincode::SchemaWrite, wincode::SchemaRead))]
 pub struct PlanStep {
-    /// At least 1.
+    /// At least 1, with no more pages than a map may have.
     pub uses: Vec<PlanUse>,
 }
 

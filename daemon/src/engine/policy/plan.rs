@@ -215,14 +215,25 @@ impl Plan {
         self.cursor
     }
 
+    /// Its steps.
+    #[must_use]
+    pub fn steps_count(&self) -> u32 {
+        u32::try_from(self.steps.len()).unwrap_or(u32::MAX)
+    }
+
     /// All its pages.
     pub fn pages(&self) -> impl Iterator<Item = PageRef> {
         self.segments.iter().flat_map(pages_of)
     }
 
-    /// The pages that a step uses.
-    pub fn pages_of_step(&self, step: u64) -> impl Iterator<Item = PageRef> {
-        self.pieces_of(step).iter().flat_map(|piece| pages_of(&self.segments[*piece]))
+    /// The pages that steps use, each once however many of them use it.
+    #[must_use]
+    pub fn pages_of_steps(&self, steps: Range<u64>) -> Vec<PageRef> {
+        // All there are, once round.
+        let count = (steps.end - steps.start).min(self.steps.len() as u64);
+        let pieces = (steps.start..steps.start + count).flat_map(|step| self.pieces_of(step));
+        let pieces: BTreeSet<usize> = pieces.copied().collect();
+        pieces.into_iter().flat_map(|piece| pages_of(&self.segments[piece])).collect()
     }
 
     /// When it uses a page, `from` this step on: a number that is larger the later that is. `None` for a page that it
