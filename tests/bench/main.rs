@@ -4,6 +4,9 @@
 //! measured before and after ours, so a disk that drifts doesn't decide. `-- --quick` runs one short round.
 
 mod disk;
+mod hiding;
+mod observed;
+mod plans;
 mod policy;
 mod round_trip;
 mod table;
@@ -13,6 +16,8 @@ use table::Table;
 /// Bytes of the file that is read.
 const FILE_BYTES: u64 = 1 << 30;
 const FILE_BYTES_QUICK: u64 = 128 << 20;
+/// Microseconds that the policy may take for an access.
+const PAGE_US_MAX: f64 = 5.0;
 const ROUNDS: usize = 5;
 
 fn main() {
@@ -48,6 +53,25 @@ fn main() {
         table.add("map, resident page, p50", "us", "socket echo", map, echo);
         table.add("map and unmap, resident page, p50", "us", "socket echo", pair, echo);
         let (ours, lru) = policy::access();
+        table.add(
+            "working set, an access to a chunk",
+            "us",
+            "what it may be",
+            observed::access_us(),
+            0.3,
+        );
+        let (page, set) = plans::page_us(1, 500_000);
+        table.add("a planned page, 500,000 pages", "us", "what it may be", page, PAGE_US_MAX);
+        table.add("a page of a plan that is set", "us", "what it may be", set, PAGE_US_MAX);
+        let (page, _) = plans::page_us(32, 50_000);
+        table.add("a planned page, 32 plans of it", "us", "what it may be", page, PAGE_US_MAX);
+        for (name, compute) in [
+            ("stall efficiency with a plan, C/T 0.5", 0.5),
+            ("stall efficiency with a plan, C/T 0.8", 0.8),
+            ("stall efficiency with a plan, C/T 1.2", 1.2),
+        ] {
+            table.add(name, "", "ideal", hiding::efficiency(compute), 1.0);
+        }
         table.add("policy, an access, 500,000 units known", "us", "LRU alone", ours, lru);
     }
     print!("{table}");
