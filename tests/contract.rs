@@ -5,12 +5,13 @@
 use std::fs::{File, OpenOptions};
 
 use lapis::Code;
-use lapis_proto::ids::AllocationId;
+use lapis_proto::ids::{AllocationId, SessionId};
 use lapis_proto::kind::Kind;
 use lapis_proto::message::{
     Access, Advice, Advise, Allocate, Allocated, Bye, CancelPrefetch, Done, Flush, Free,
     ListQuotas, Map, Mapped, Message, OpenFile, PageRange, PlanStep, PlanUse, Prefetch, QUOTAS_MAX,
     Quota, QuotaSubject, Quotas, Refused, SetPlan, SetQuota, SetTier, Stat, Stats, Tier, Unmap,
+    WorkingSet, WorkingSets,
 };
 use lapis_tests::daemon::Daemon;
 use lapis_tests::good::{Sample, still_serves};
@@ -236,6 +237,7 @@ fn plans_are_bounded_and_refused_whole() {
         (vec![good(), step(vec![range(own, 19, 2)])], Code::OutOfRange),
         (vec![good(), step(vec![range(own, u32::MAX, u32::MAX)])], Code::OutOfRange),
         (vec![good(); 16_385], Code::TooMany),
+        (vec![step(vec![range(own, 0, 20); 3277])], Code::TooMany),
     ];
     for (steps, code) in cases {
         bench.refuses(&plan(9, steps), code);
@@ -256,6 +258,26 @@ fn plans_are_bounded_and_refused_whole() {
     let _: Done = bench.peer.call(&plan(3, vec![])).unwrap();
     let _: Done = bench.peer.call(&plan(3, vec![])).unwrap();
     let _: Done = bench.peer.call(&plan(4, vec![good()])).unwrap();
+    bench.end();
+}
+
+#[test]
+fn working_sets_are_told_of_own_sessions() {
+    let mut bench = Bench::new(&[]);
+    let mut other = Peer::greeted(bench.daemon.socket());
+    let memory = bench.allocate(4);
+    bench.write(memory, 0, 3);
+    let told: WorkingSets = other.call(&WorkingSet { session: None }).unwrap();
+    let [first, second] = told.sessions.as_slice() else { panic!("{told:?}") };
+    assert_eq!((first.pages, first.windows, first.counters.maps), (4, [3; 3], 1));
+    assert_eq!((second.pages, second.windows, second.curve.len()), (0, [0; 3], 0));
+    assert!(first.session < second.session && first.uid == second.uid);
+    let one: WorkingSets = other.call(&WorkingSet { session: Some(first.session) }).unwrap();
+    assert_eq!(one.sessions, told.sessions[..1]);
+    let none: WorkingSets = other.call(&WorkingSet { session: Some(SessionId(u64::MAX)) }).unwrap();
+    assert_eq!(none.sessions, []);
+    let _: Done = other.call(&Bye {}).unwrap();
+    drop(other);
     bench.end();
 }
 

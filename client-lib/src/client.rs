@@ -9,9 +9,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use lapis_proto::ids::SessionId;
 use lapis_proto::message::{
     Access, Allocate, Allocated, Free, Map, Mapped, OpenFile, PAGES_PER_MAP_MAX, PageRange,
-    RANGES_PER_REQUEST_MAX, Refused, Stat, Stats, Welcome,
+    RANGES_PER_REQUEST_MAX, Refused, Stat, Stats, Welcome, WorkingSet, WorkingSets,
 };
 
 use crate::allocation::{Allocation, Owned};
@@ -78,6 +79,14 @@ impl Client {
     /// [`Error::Disconnected`], [`Error::Forked`].
     pub fn stats(&self) -> Result<Stats, Error> {
         self.session.connection().call(&Stat {}, None)
+    }
+
+    /// The working sets of the sessions that this user may see, or of one of them; none if it isn't there.
+    ///
+    /// # Errors
+    /// [`Error::Disconnected`], [`Error::Forked`].
+    pub fn working_sets(&self, session: Option<SessionId>) -> Result<WorkingSets, Error> {
+        self.session.connection().call(&WorkingSet { session }, None)
     }
 
     /// The first refusal since the last call of this that came after a [`Mapping`] or [`Allocation`] was dropped,

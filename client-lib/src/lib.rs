@@ -42,9 +42,10 @@ mod session;
 mod testing;
 
 pub use lapis_proto::code::Code;
+pub use lapis_proto::ids::SessionId;
 pub use lapis_proto::message::{
-    Access, Advice, Counters, DeviceKind, HopStats, Quota, QuotaSubject, QuotaUse, Refused, Stats,
-    Tier, TierStats, Welcome,
+    Access, AccessPattern, Advice, Counters, CurvePoint, DeviceKind, HopStats, Quota, QuotaSubject,
+    QuotaUse, Recency, Refused, SessionSet, Stats, Tier, TierStats, Welcome, WorkingSets,
 };
 
 pub use advice::{FLUSH_WAIT_DEFAULT, PrefetchOptions};

@@ -16,6 +16,9 @@ use crate::engine::ids::{AllocationId, Domain, FileId, MappingId, RequestId, Ses
 use crate::engine::limits::Limits;
 use crate::store::FileIdentity;
 
+/// However slow a link is, a map is waited for: a year.
+const WAIT_US: u64 = 31_536_000_000_000;
+
 /// A machine.
 #[derive(Debug, Clone, Copy)]
 pub struct Machine {
@@ -156,7 +159,8 @@ struct Run {
 /// # Errors
 /// What the engine refuses: a layer that is larger than VRAM, or files too large for its metadata.
 pub fn run(machine: Machine, workloads: &[Workload]) -> Result<Vec<Outcome>, Refused> {
-    let limits = Limits { depth: 16, ..Limits::small(machine.vram, machine.ram, 0) };
+    let small = Limits::small(machine.vram, machine.ram, 0);
+    let limits = Limits { depth: 16, map_wait_us_max: WAIT_US, ..small };
     let mut run = Run {
         engine: Engine::new(limits),
         machine,
@@ -273,8 +277,8 @@ impl Run {
         let client = &self.clients[index];
         let ranges = self.ranges(index, &client.work.layers[client.at]);
         self.clients[index].asked_ns = self.now_ns;
-        let wait_us = Limits::small(1, 1, 0).map_wait_us_max;
-        self.ask(index, Request::Map(Map { ranges, access: Access::Read, wait_us }));
+        let map = Map { ranges, access: Access::Read, wait_us: WAIT_US };
+        self.ask(index, Request::Map(map));
     }
 
     fn computed(&mut self, index: usize) {
@@ -364,7 +368,9 @@ impl Run {
             }
             Reply::Done => {}
             Reply::Refused(refused) => self.refused = Some(*refused),
-            Reply::Stats(_) | Reply::Quotas(_) => unreachable!("nobody asks for them"),
+            Reply::Stats(_) | Reply::Quotas(_) | Reply::WorkingSets(_) => {
+                unreachable!("nobody asks for them")
+            }
         }
     }
 }

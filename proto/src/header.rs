@@ -223,7 +223,7 @@ mod tests {
         let numbers: Vec<u16> = Kind::ALL.iter().map(|kind| kind.number()).collect();
         assert_eq!(numbers[..2], [1, 2]);
         assert_eq!(numbers[2..18], (16..=31).collect::<Vec<u16>>());
-        assert_eq!(numbers[18..], [64, 65, 66, 67, 68, 69, 96, 97]);
+        assert_eq!(numbers[18..], [32, 64, 65, 66, 67, 68, 69, 70, 96, 97]);
         assert!(Kind::ALL.iter().all(|kind| Kind::from_u16(kind.number()) == Some(*kind)));
     }
 }

@@ -8,7 +8,7 @@ use crate::fds::FDS_PER_MESSAGE_MAX;
 use crate::message::{
     Advise, Allocate, Allocated, Bye, CancelPrefetch, Done, Flush, Frames, Free, Hello, ListQuotas,
     Map, Mapped, OpenFile, Prefetch, Quotas, Refused, Revoke, Revoked, SetPlan, SetQuota, SetTier,
-    Stat, Stats, Unmap, Welcome,
+    Stat, Stats, Unmap, Welcome, WorkingSet, WorkingSets,
 };
 
 /// Message kinds. Numbers are never reused; a retired one stays here with its name.
@@ -51,6 +51,8 @@ pub enum Kind {
     ListQuotas = 30,
     /// [`SetPlan`].
     SetPlan = 31,
+    /// [`WorkingSet`].
+    WorkingSet = 32,
     /// [`Refused`].
     Refused = 64,
     /// [`Allocated`].
@@ -63,6 +65,8 @@ pub enum Kind {
     Stats = 68,
     /// [`Quotas`].
     Quotas = 69,
+    /// [`WorkingSets`].
+    WorkingSets = 70,
     /// [`Frames`], with one descriptor per frame.
     Frames = 96,
     /// [`Revoke`].
@@ -117,12 +121,14 @@ messages!(
     SetQuota,
     ListQuotas,
     SetPlan,
+    WorkingSet,
     Refused,
     Allocated,
     Done,
     Mapped,
     Stats,
     Quotas,
+    WorkingSets,
     Frames,
     Revoke,
 );
@@ -157,6 +163,8 @@ impl Kind {
             | Kind::SetQuota
             | Kind::ListQuotas
             | Kind::SetPlan
+            | Kind::WorkingSet
+            | Kind::WorkingSets
             | Kind::Quotas
             | Kind::Refused
             | Kind::Allocated

@@ -5,6 +5,7 @@
 mod admin;
 mod plan;
 mod stats;
+mod working_set;
 
 use bincode::{Decode, Encode};
 
@@ -16,6 +17,10 @@ pub use admin::{
 };
 pub use plan::{PLAN_STEPS_MAX, PLAN_USES_MAX, PLANS_PER_SESSION_MAX, PlanStep, PlanUse, SetPlan};
 pub use stats::{Counters, HopStats, Stat, Stats, TierStats};
+pub use working_set::{
+    AccessPattern, CURVE_POINTS_MAX, CurvePoint, Recency, SessionSet, WORKING_SETS_MAX, WorkingSet,
+    WorkingSets,
+};
 
 /// Ranges in one request.
 pub const RANGES_PER_REQUEST_MAX: usize = 1024;

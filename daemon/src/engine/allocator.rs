@@ -229,6 +229,7 @@ impl Engine {
             session.allocations.remove(&id);
         }
         self.end_in_plans(allocation.session, allocation.backing);
+        self.forget_observed(allocation.session, allocation.backing);
         let backing = self.table.backing_mut(allocation.backing);
         backing.references -= 1;
         if backing.references > 0 {

@@ -48,6 +48,8 @@ pub(super) struct Bench {
     pub(super) engine: Engine,
     /// Files that it has been given and has not closed.
     pub(super) files: BTreeSet<FileId>,
+    /// Microseconds.
+    pub(super) now: u64,
     replies: BTreeMap<RequestId, Reply>,
     last: u64,
 }
@@ -55,7 +57,7 @@ pub(super) struct Bench {
 impl Bench {
     pub(super) fn new(limits: Limits) -> Self {
         let (files, replies) = (BTreeSet::new(), BTreeMap::new());
-        Self { engine: Engine::new(limits), files, replies, last: 0 }
+        Self { engine: Engine::new(limits), files, now: 1, replies, last: 0 }
     }
 
     /// A number that was not used before.
@@ -68,7 +70,7 @@ impl Bench {
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
             let mut outbox = Outbox::new();
-            self.engine.apply(event, 1, &mut outbox);
+            self.engine.apply(event, self.now, &mut outbox);
             self.engine.verify_invariants();
             for command in outbox {
                 match command {

@@ -3,7 +3,7 @@
 use lapis_proto::code::Code;
 use lapis_proto::message::{
     Advise, Flush, Map, Mapped, PageRange, Prefetch, Quota, QuotaUse, Refused, SetPlan, SetTier,
-    Stats,
+    Stats, WorkingSets,
 };
 
 use super::ids::{
@@ -100,6 +100,8 @@ pub enum Request {
     SetTier(SetTier),
     /// Counters.
     Stat,
+    /// Working sets of all sessions, or of this one.
+    WorkingSet(Option<SessionId>),
     /// The client holds no frame any more.
     Bye,
     /// The client gave these frames back.
@@ -124,6 +126,8 @@ pub enum Reply {
     Stats(Box<Stats>),
     /// To `ListQuotas`.
     Quotas(Vec<QuotaUse>),
+    /// To `WorkingSet`.
+    WorkingSets(Box<WorkingSets>),
     /// To any: no.
     Refused(Box<Refused>),
 }

@@ -224,6 +224,7 @@ impl Engine {
             }
         }
         self.recommend(&spans);
+        self.observe(session, &spans);
         if pending.missing == 0 {
             self.complete.push(id);
         }

@@ -38,6 +38,7 @@ pub mod ids;
 mod invariants;
 pub mod limits;
 pub mod maps;
+mod observe;
 pub mod page;
 pub mod page_table;
 mod placement;
@@ -302,6 +303,7 @@ impl Engine {
             },
             (None, Request::ListQuotas) => Ok(self.list_quotas(session)),
             (None, Request::Stat) => Ok(Reply::Stats(Box::new(self.stats(session)))),
+            (None, Request::WorkingSet(of)) => Ok(self.working_sets(session, of)),
             (None, Request::Bye) => self.bye(session),
             (None, Request::Revoked(frames)) => self.revoked(session, &frames),
         };

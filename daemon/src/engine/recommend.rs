@@ -43,7 +43,17 @@ impl Recommender {
         }
     }
 
-    fn unit(&self, at: PageRef) -> u64 {
+    /// Pages of a chunk at most.
+    pub(super) fn chunk_pages(&self) -> u32 {
+        self.chunk
+    }
+
+    /// Who leads.
+    pub(super) fn leader(&self) -> Leader {
+        self.adapt.leader()
+    }
+
+    pub(super) fn unit(&self, at: PageRef) -> u64 {
         u64::from(at.backing.0) << 32 | u64::from(at.index / self.chunk)
     }
 

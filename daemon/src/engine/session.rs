@@ -12,6 +12,7 @@ use lapis_proto::message::Counters;
 
 use super::ids::{AllocationId, Domain, MappingId, VramFrame};
 use super::policy::learner::Learner;
+use crate::policy::mrc::Curve;
 
 /// One client connection.
 #[derive(Debug)]
@@ -38,6 +39,8 @@ pub struct Session {
     pub counters: Counters,
     /// Learns a plan from its maps; none yet, or it declares its own.
     pub(super) learner: Option<Box<Learner>>,
+    /// What it uses, by a sample; none before its first map.
+    pub(super) curve: Option<Box<Curve>>,
     imported: Vec<u64>,
 }
 
@@ -55,6 +58,7 @@ impl Session {
             flushing: 0,
             counters: Counters::default(),
             learner: None,
+            curve: None,
             imported: Vec::new(),
         }
     }

@@ -178,7 +178,7 @@ impl World {
                 client.waiting.remove(&request);
                 *self.refused.entry(format!("{:?}", refused.code)).or_default() += 1;
             }
-            Reply::Done | Reply::Stats(_) | Reply::Quotas(_) => {}
+            Reply::Done | Reply::Stats(_) | Reply::Quotas(_) | Reply::WorkingSets(_) => {}
         }
     }
 

@@ -99,6 +99,12 @@ impl Curve {
         }
     }
 
+    /// Those among the units followed that `are_gone` are so for good.
+    pub fn forget_where(&mut self, are_gone: impl Fn(Unit) -> bool) {
+        let gone: Vec<Unit> = self.samples.keys().copied().filter(|unit| are_gone(*unit)).collect();
+        gone.into_iter().for_each(|unit| self.forget(unit));
+    }
+
     /// The share of accesses that an LRU cache of so many pages would have hit, from 0 to 1.
     #[must_use]
     pub fn hit_ratio(&self, pages: u64) -> f64 {

@@ -282,6 +282,7 @@ impl Core {
                 Reply::Quotas(quotas) => {
                     self.push(session, request, &wire::Quotas { quotas }, Vec::new());
                 }
+                Reply::WorkingSets(sets) => self.push(session, request, &*sets, Vec::new()),
                 Reply::Stats(stats) => self.push(session, request, &*stats, Vec::new()),
                 Reply::Refused(refused) => self.push(session, request, &*refused, Vec::new()),
             },

@@ -63,6 +63,7 @@ pub fn parse(mut frame: Frame<'_>) -> Result<Parsed, Refused> {
             let wire::Stat {} = body!(wire::Stat);
             Request::Stat
         }
+        Kind::WorkingSet => Request::WorkingSet(body!(wire::WorkingSet).session),
         Kind::Bye => {
             let wire::Bye {} = body!(wire::Bye);
             Request::Bye
@@ -76,6 +77,7 @@ pub fn parse(mut frame: Frame<'_>) -> Result<Parsed, Refused> {
         | Kind::Mapped
         | Kind::Stats
         | Kind::Quotas
+        | Kind::WorkingSets
         | Kind::Frames
         | Kind::Revoke => {
             let message = format!("{kind:?} is not a request that may come here");

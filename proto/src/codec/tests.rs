@@ -212,6 +212,27 @@ proptest! {
     }
 
     #[test]
+    fn working_sets_round_trip(
+        session in proptest::option::of(any::<u64>()), leader in 0..3_usize, counts in vec(0..4_usize, 0..4),
+        (numbers, steps) in (any::<[u64; 20]>(), any::<u32>()),
+    ) {
+        check(&WorkingSet { session: session.map(SessionId) });
+        let pattern = [AccessPattern::None, AccessPattern::Planned { steps }, AccessPattern::Cycle { steps }];
+        let point = CurvePoint { pages: numbers[5], hits_per_million: steps };
+        let set = |count: usize| SessionSet {
+            session: SessionId(numbers[0]),
+            uid: steps,
+            pages: numbers[1],
+            pattern: pattern[count % 3],
+            windows: [numbers[2], numbers[3], numbers[4]],
+            counters: stats(&std::array::from_fn(|index| numbers[index % 20])).session,
+            curve: vec![point; count],
+        };
+        let leader = [Recency::Lirs, Recency::Gap, Recency::Lru][leader];
+        check(&WorkingSets { leader, sessions: counts.into_iter().map(set).collect() });
+    }
+
+    #[test]
     fn administration_round_trips(
         (size, wait_us) in (any::<u64>(), any::<u64>()), quota in quotas(), uses in quota_uses(),
         tier in prop_oneof![Just(Tier::Vram), Just(Tier::Ram), Just(Tier::Nvme)],
@@ -262,6 +283,8 @@ proptest! {
         attempt::<SetPlan>(&body);
         attempt::<SetQuota>(&body);
         attempt::<Quotas>(&body);
+        attempt::<WorkingSet>(&body);
+        attempt::<WorkingSets>(&body);
     }
 }
 
@@ -399,6 +422,30 @@ fn bytes_of_every_message_are_frozen() {
         header("1f00", "29000000", "0000"),
         "09000000010100000000000000010000000000000001000000000000000200000003000000\
          02000000",
+    );
+    golden(
+        frame(&WorkingSet { session: Some(SessionId(3)) }),
+        header("2000", "09000000", "0000"),
+        "010300000000000000",
+    );
+    golden(frame(&WorkingSet { session: None }), header("2000", "01000000", "0000"), "00");
+    let set = SessionSet {
+        session: SessionId(1),
+        uid: 2,
+        pages: 3,
+        pattern: AccessPattern::Cycle { steps: 4 },
+        windows: [5, 6, 7],
+        counters: Counters::default(),
+        curve: vec![CurvePoint { pages: 8, hits_per_million: 9 }],
+    };
+    let zeros = "00".repeat(6 * 24 + 13 * 8);
+    golden(
+        frame(&WorkingSets { leader: Recency::Gap, sessions: vec![set] }),
+        header("4600", "4c010000", "0000"),
+        &format!(
+            "010000000100000000000000010000000000000002000000030000000000000002000000040000000500000000000000\
+             06000000000000000700000000000000{zeros}0100000000000000080000000000000009000000"
+        ),
     );
     golden(frame(&Done {}), header("4200", "00000000", "0000"), "");
     golden(

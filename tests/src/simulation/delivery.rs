@@ -111,6 +111,7 @@ impl World {
             let same = match &reply {
                 Reply::Done => Reply::Done,
                 Reply::Quotas(quotas) => Reply::Quotas(quotas.clone()),
+                Reply::WorkingSets(sets) => Reply::WorkingSets(sets.clone()),
                 Reply::Mapped(mapped) => Reply::Mapped(mapped.clone()),
                 Reply::Stats(stats) => Reply::Stats(stats.clone()),
                 Reply::Refused(refused) => Reply::Refused(refused.clone()),
@@ -225,7 +226,10 @@ impl World {
                 Reply::Refused(_),
             )
             | (Asked::Flush(_) | Asked::SetTier, Reply::Done)
-            | (Asked::Other, Reply::Done | Reply::Stats(_) | Reply::Quotas(_)) => {}
+            | (
+                Asked::Other,
+                Reply::Done | Reply::Stats(_) | Reply::Quotas(_) | Reply::WorkingSets(_),
+            ) => {}
             (asked, reply) => panic!("{reply:?} answers {asked:?} of {session:?}"),
         }
     }

@@ -282,6 +282,7 @@ impl Ledger {
                 Asked::SetTier { tier: set.tier, deadline, wait_us: set.wait_us }
             }
             Request::Stat => Asked::Stat,
+            Request::WorkingSet(of) => Asked::WorkingSet(*of),
             Request::Bye => Asked::Bye,
             Request::Revoked(frames) => Asked::Revoked(frames.clone()),
         };

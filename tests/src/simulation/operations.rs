@@ -27,6 +27,7 @@ pub(super) enum Operation {
     ListQuotas,
     SetTier,
     Stat,
+    WorkingSet,
     Bye,
     Hangup,
     Kill,
@@ -36,7 +37,7 @@ pub(super) enum Operation {
 
 use Operation::{
     Advise, Allocate, Bye, Cancel, Flush, Free, Garbage, Hangup, Kill, ListQuotas, Map as MapPages,
-    OpenFile, Plan, Prefetch, Scribble, SetQuota, SetTier, Stat, Touch, Unmap,
+    OpenFile, Plan, Prefetch, Scribble, SetQuota, SetTier, Stat, Touch, Unmap, WorkingSet,
 };
 
 /// How often each kind of client does it. A new operation is a row here and an arm below.
@@ -58,6 +59,7 @@ const TABLE: &[(Operation, [u64; 6])] = &[
     (ListQuotas, [2, 2, 2, 1, 2, 2]),
     (SetTier, [2, 2, 2, 1, 2, 2]),
     (Stat, [2, 2, 2, 1, 2, 2]),
+    (WorkingSet, [2, 2, 2, 1, 2, 2]),
     (Bye, [1, 1, 1, 0, 1, 1]),
     (Hangup, [0, 0, 0, 0, 1, 3]),
     (Kill, [0, 0, 0, 1, 3, 0]),
@@ -117,6 +119,10 @@ impl World {
             SetTier => self.set_tier(session),
             ListQuotas => self.send(session, Ask::Plain(Request::ListQuotas), Asked::Other),
             Stat => self.send(session, Ask::Plain(Request::Stat), Asked::Other),
+            WorkingSet => {
+                let of = self.random.one_in(2).then(|| SessionId(1 + self.random.below(8)));
+                self.send(session, Ask::Plain(Request::WorkingSet(of)), Asked::Other);
+            }
             Bye => {
                 let client = &self.clients[&session];
                 let waits = client.asked.values().any(Asked::waits);

@@ -92,7 +92,9 @@ pub(super) fn judge(ledger: &Ledger, id: SessionId, body: &Request, device_lost:
         Request::Flush(request) => flush(ledger, session, request),
         Request::SetQuota(quota) => set_quota(ledger, session, quota),
         Request::SetTier(request) => set_tier(ledger, session, request),
-        Request::Stat | Request::ListQuotas => Verdict::of(Vec::new(), &[]),
+        Request::Stat | Request::ListQuotas | Request::WorkingSet(_) => {
+            Verdict::of(Vec::new(), &[])
+        }
         Request::Bye => {
             let busy = !session.mappings.is_empty() || ledger.waits(id);
             Verdict::of(if busy { vec![Code::InUse] } else { Vec::new() }, &[])

@@ -286,7 +286,11 @@ impl World {
                         }
                     }
                     Reply::Stats(stats) => self.last_stats = Some(stats.clone()),
-                    Reply::Done | Reply::Mapped(_) | Reply::Quotas(_) | Reply::Refused(_) => {}
+                    Reply::Done
+                    | Reply::Mapped(_)
+                    | Reply::Quotas(_)
+                    | Reply::WorkingSets(_)
+                    | Reply::Refused(_) => {}
                 }
                 self.reply(session, request, reply);
             }
@@ -313,6 +317,7 @@ impl World {
             Reply::Mapped(_) => "Mapped",
             Reply::Stats(_) => "Stats",
             Reply::Quotas(_) => "Quotas",
+            Reply::WorkingSets(_) => "WorkingSets",
             Reply::Refused(refused) => {
                 return *self.report.refusals.entry(refused.code.number()).or_default() += 1;
             }

@@ -99,6 +99,12 @@ pub(crate) enum Failure {
         /// Where no daemon is.
         socket: PathBuf,
     },
+    /// It isn't there, or is none of this user's.
+    #[error("there is no session {session} that this user may see")]
+    NoSession {
+        /// Its number.
+        session: u64,
+    },
     /// The engine can't run the model on a machine of these sizes.
     #[error("a daemon of these sizes can't run this model")]
     Prediction(#[source] lapis_proto::message::Refused),
@@ -120,9 +126,9 @@ impl Failure {
             Failure::Model(error) => model_exit(error),
             Failure::Client(error) => client_exit(error),
             Failure::Trace(error) => trace_exit(error),
-            Failure::NoQuota { .. } | Failure::Config(ConfigError::NoSuchName { .. }) => {
-                Exit::NotFound
-            }
+            Failure::NoQuota { .. }
+            | Failure::NoSession { .. }
+            | Failure::Config(ConfigError::NoSuchName { .. }) => Exit::NotFound,
             Failure::Config(_)
             | Failure::TierFlags { .. }
             | Failure::NoCache
@@ -164,6 +170,7 @@ impl Failure {
                  `lapisctl stream -o json` and the daemon's log"
                     .into()
             }
+            Failure::NoSession { .. } => "see the sessions there are with `lapisctl wss`".into(),
             Failure::NoSizes { .. } => "say how much VRAM there is, such as `--vram 24GiB`".into(),
             Failure::Prediction(_) => "try a larger --vram".into(),
             Failure::NoQuota { .. } => "see the quotas there are with `lapisctl quota show`".into(),

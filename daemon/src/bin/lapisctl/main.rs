@@ -11,6 +11,7 @@ mod status;
 mod stream;
 mod text;
 mod tier;
+mod wss;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -32,6 +33,7 @@ enum Verb {
     Stream(stream::Stream),
     Plan(plan::Plan),
     Status(status::Status),
+    Wss(wss::Wss),
     Tier(tier::Tier),
     Quota(quota::Quota),
     Replay(replay::Replay),
@@ -51,6 +53,7 @@ fn main() -> ExitCode {
         Verb::Stream(stream) => stream.run(),
         Verb::Plan(plan) => plan.run(),
         Verb::Status(status) => status.run(),
+        Verb::Wss(wss) => wss.run(),
         Verb::Tier(tier) => tier.run(),
         Verb::Quota(quota) => quota.run(),
         Verb::Replay(replay) => replay.run(),

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use lapis_proto::message::{Access, PageRange, Quota, Tier};
-use lapisd::engine::ids::{AllocationId, Domain, FileId, MappingId, VramFrame};
+use lapisd::engine::ids::{AllocationId, Domain, FileId, MappingId, SessionId, VramFrame};
 
 use super::{PageId, Place, SharedRange};
 use crate::simulation::rules::Verdict;
@@ -111,6 +111,7 @@ pub(super) enum Asked {
     Revoked(Vec<VramFrame>),
     Bye,
     Stat,
+    WorkingSet(Option<SessionId>),
     /// What is answered at once, with nothing to check.
     Hint,
 }

@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 
 use lapis_proto::code::Code;
-use lapis_proto::message::{Access, Mapped, PageRange, Refused, Tier};
+use lapis_proto::message::{
+    Access, CURVE_POINTS_MAX, Mapped, PageRange, Refused, Tier, WorkingSets,
+};
 use lapisd::engine::event::{Command, Hop, Reply};
 use lapisd::engine::ids::{RequestId, SessionId, VramFrame};
 
@@ -170,6 +172,7 @@ impl Ledger {
                 let wanted = self.mapped_or_wanted();
                 self.shares.check_list(self.owner(id), list, [&mapped, &wanted], &self.anonymous());
             }
+            (Reply::WorkingSets(sets), Asked::WorkingSet(of)) => self.check_sets(id, of, sets),
             (Reply::Stats(stats), Asked::Stat) => {
                 self.counts.check(stats, &session.served);
                 self.check_stats(stats);
@@ -354,6 +357,30 @@ impl Ledger {
         };
         let stuck = self.owed.iter().find(|(key, owed)| waits(key, owed));
         assert!(stuck.is_none(), "a flush waits for nothing: {stuck:?}");
+    }
+
+    /// Those that the session may see, with what they have.
+    fn check_sets(&self, asking: SessionId, of: Option<SessionId>, sets: &WorkingSets) {
+        let asker = &self.sessions[&asking];
+        let seen = self.sessions.iter().filter(|(id, session)| {
+            let may = asker.admin || session.domain == asker.domain;
+            may && session.open && of.is_none_or(|of| of == **id)
+        });
+        let pages = |session: &Session| {
+            session.allocations.values().map(|allocation| u64::from(allocation.pages)).sum::<u64>()
+        };
+        let expected: Vec<_> = seen.map(|(id, session)| (*id, pages(session))).collect();
+        let found: Vec<_> = sets.sessions.iter().map(|set| (set.session, set.pages)).collect();
+        assert!(found == expected, "{asking:?} sees {found:?}, not {expected:?}");
+        for set in &sets.sessions {
+            let [short, middle, long] = set.windows;
+            assert!(short <= middle && middle <= long, "{set:?}");
+            assert!(long <= set.pages, "it uses more than it has: {set:?}");
+            assert!(set.curve.len() <= CURVE_POINTS_MAX, "{set:?}");
+            let sorted = set.curve.is_sorted_by_key(|point| (point.pages, point.hits_per_million));
+            assert!(sorted, "{set:?}");
+            assert!(set.curve.iter().all(|point| point.hits_per_million <= 1_000_000), "{set:?}");
+        }
     }
 
     fn check_stats(&self, stats: &lapis_proto::message::Stats) {

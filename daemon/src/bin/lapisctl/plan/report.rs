@@ -195,7 +195,7 @@ impl Report {
         };
         for (place, bytes, takes) in [
             ("stays in VRAM", self.steady.vram_bytes, 0.0),
-            ("comes from RAM", self.steady.ram_bytes, self.pass.transfer_us - self.from_disk_us()),
+            ("comes from RAM", self.steady.ram_bytes, self.pass.transfer_us - self.disk_share_us()),
             ("is read from NVMe", self.steady.nvme_bytes, self.pass.read_us),
         ] {
             let takes = if bytes == 0 { "-".to_owned() } else { text::time(micros(takes)) };
@@ -215,7 +215,7 @@ impl Report {
     }
 
     /// Time on the link of what was read from the disk before.
-    fn from_disk_us(&self) -> f64 {
+    fn disk_share_us(&self) -> f64 {
         self.steady.nvme_bytes as f64 / self.up.bytes_per_s * 1e6
     }
 
