@@ -237,6 +237,7 @@ fn plans_are_bounded_and_refused_whole() {
         (vec![good(), step(vec![range(own, 19, 2)])], Code::OutOfRange),
         (vec![good(), step(vec![range(own, u32::MAX, u32::MAX)])], Code::OutOfRange),
         (vec![good(); 16_385], Code::TooMany),
+        (vec![step(vec![range(own, 0, 20); 3277])], Code::TooMany),
     ];
     for (steps, code) in cases {
         bench.refuses(&plan(9, steps), code);

@@ -9,14 +9,16 @@ use lapis_tests::binaries::scratch;
 use lapis_tests::daemon::Daemon;
 
 const PAGE: u64 = 2 << 20;
-const LAYERS: u64 = 24;
-const PAGES: u64 = 8;
+/// As many as a large model has: the layer in use and the one that comes take up little of VRAM.
+const LAYERS: u64 = 60;
+const PAGES: u64 = 3;
 /// Of all pages.
 const VRAM_PAGES: u64 = LAYERS * PAGES / 2;
-const LINK_BYTES_PER_S: u64 = 1_000_000_000;
+/// Slow, so that a pass takes much longer than what a busy machine adds to it.
+const LINK_BYTES_PER_S: u64 = 300_000_000;
 /// Passes that fill the tiers, and those that count.
-const FILLING: u32 = 3;
-const PASSES: u32 = 5;
+const FILLING: u32 = 2;
+const PASSES: u32 = 4;
 /// Timers are late by about a millisecond: the rest is waited for awake.
 const AWAKE: Duration = Duration::from_millis(2);
 

@@ -55,7 +55,8 @@ pub struct SessionSet {
     pub pattern: AccessPattern,
     /// Pages used in the last ten seconds, minute, and ten minutes, about.
     pub windows: [u64; 3],
-    /// Its maps, hits, prefetches and stalls; hops are not counted by session.
+    /// Its maps, hits, stalls, and prefetches that were of use or late; hops, pages dropped and prefetches in vain are not
+    /// counted by session, and are 0.
     pub counters: Counters,
     /// The share of its page uses that VRAM of some sizes would have hit, by size; at most [`CURVE_POINTS_MAX`]. For
     /// this session alone, and at least: with a plan or a cycle as Belady's MIN has it, else as LRU has it.

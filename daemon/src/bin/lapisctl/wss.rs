@@ -91,7 +91,6 @@ struct Session {
     stalled_us: u64,
     prefetch_useful_pages: u64,
     prefetch_late_pages: u64,
-    prefetch_wasted_pages: u64,
     curve: Vec<Point>,
 }
 
@@ -177,7 +176,6 @@ impl Session {
             stalled_us: counters.stalled_us,
             prefetch_useful_pages: counters.prefetch_useful,
             prefetch_late_pages: counters.prefetch_late,
-            prefetch_wasted_pages: counters.prefetch_wasted,
             curve: set
                 .curve
                 .iter()
@@ -225,7 +223,6 @@ impl Session {
             ("filled with zeros, pages", self.zero_fill_pages),
             ("prefetched and used, pages", self.prefetch_useful_pages),
             ("prefetched late, pages", self.prefetch_late_pages),
-            ("prefetched in vain, pages", self.prefetch_wasted_pages),
         ] {
             row(name.to_owned(), value.to_string());
         }
