@@ -596,6 +596,6 @@ fn unknown_codes_and_variants_are_errors() {
 
     let mut body = [0; 12];
     decode::<Advise>(&body).expect("advice");
-    body[8] = 5;
+    body[8] = 6;
     assert!(matches!(decode::<Advise>(&body), Err(CodecError::Decode { .. })));
 }
