@@ -118,5 +118,5 @@ fn four_frames_are_enough_to_move_a_model_through() {
     let sizes = tiny.sizes(&Host::of_process()).unwrap();
     // It is only slow.
     let slow = json(&tiny.report(&files, &sizes, None).unwrap());
-    assert_eq!(slow["steady"]["vram_bytes"], 0);
+    assert!(slow["steady"]["vram_bytes"].as_u64() <= Some(8 << 20), "{slow}");
 }
