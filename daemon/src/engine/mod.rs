@@ -18,7 +18,6 @@ use frames::{FreeSlots, VramFrames};
 use ids::{AllocationId, BackingId, MappingId, PageRef, RequestId, SessionId, Tag, VramFrame};
 use limits::Limits;
 use maps::{Mapping, PendingId, PendingMap};
-use page::Motion;
 use page_table::{FileKey, PageTable};
 use policy::pace::Link;
 use prefetch::{PrefetchKey, Wanted};
@@ -231,7 +230,6 @@ impl Engine {
     /// possible. Commands are appended to `outbox`.
     pub fn apply(&mut self, event: Event, now: u64, outbox: &mut Outbox) {
         self.now = now;
-        self.tally.now_us = now;
         match event {
             Event::SessionOpened { session, domain, gid, admin } => {
                 let old = self.sessions.insert(session, Session::new(domain, gid, admin));
@@ -413,16 +411,7 @@ impl Engine {
             return self.frame_done(frame, &result, outbox);
         }
         let at = self.transfers.remove(&tag).expect("each transfer ends once");
-        match self.table.page(at).motion {
-            Motion::Reading { .. } => self.read_link.ended(now),
-            Motion::Up { .. } => self.up_link.ended(now),
-            Motion::Still
-            | Motion::NeedRam { .. }
-            | Motion::Zero { .. }
-            | Motion::Down { .. }
-            | Motion::Out { .. } => {}
-        }
-        self.tally_hop(at, result.as_ref().err());
+        self.hop_ended(at, result.as_ref().err());
         match result {
             Ok(checksum) => self.hop_succeeded(at, checksum, outbox),
             Err(fault) => self.hop_failed(at, &fault, now, outbox),

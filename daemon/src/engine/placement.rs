@@ -212,17 +212,8 @@ impl Engine {
 
     pub(super) fn start(&mut self, at: PageRef, hop: Hop, outbox: &mut Outbox) {
         let tag = self.next_tag();
-        self.tally.hop_started(&hop);
+        self.hop_started(&hop);
         self.transfers.insert(tag, at);
-        match hop {
-            Hop::ReadFile { .. } | Hop::ReadSpill { .. } => self.read_link.started(self.now),
-            Hop::Up { .. } => self.up_link.started(self.now),
-            Hop::WriteSpill { .. }
-            | Hop::Down { .. }
-            | Hop::Zero { .. }
-            | Hop::Release { .. }
-            | Hop::Restore { .. } => {}
-        }
         outbox.push(Command::Transfer { tag, hop });
     }
 

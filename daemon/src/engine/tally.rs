@@ -4,6 +4,7 @@ use super::Engine;
 use super::event::{Hop, TransferFault};
 use super::ids::PageRef;
 use super::page::Motion;
+use super::policy::pace::Link;
 use crate::store::StoreFault;
 
 /// Upper bounds of all but the last bucket of [`Waits`] are 10 µs times powers of two: 10 µs to 5.2 s.
@@ -164,20 +165,18 @@ pub struct Tally {
     pub waits: Waits,
     /// VRAM frames asked back from clients.
     pub revocations: u64,
-    pub(super) now_us: u64,
 }
 
 impl Tally {
-    pub(super) fn hop_started(&mut self, hop: &Hop) {
-        let Some(kind) = HopKind::of(hop) else { return };
+    fn hop_started(&mut self, kind: HopKind, now: u64) {
         let flow = &mut self.flows[kind as usize];
-        flow.advance(self.now_us);
+        flow.advance(now);
         flow.in_flight += 1;
     }
 
-    fn hop_ended(&mut self, kind: HopKind) {
+    fn hop_ended(&mut self, kind: HopKind, now: u64) {
         let flow = &mut self.flows[kind as usize];
-        flow.advance(self.now_us);
+        flow.advance(now);
         flow.in_flight -= 1;
     }
 
@@ -187,8 +186,27 @@ impl Tally {
 }
 
 impl Engine {
+    /// The link that a hop takes up, if its pace is of interest.
+    fn link(&mut self, kind: HopKind) -> Option<&mut Link> {
+        match kind {
+            HopKind::FileToRam | HopKind::SpillToRam => Some(&mut self.read_link),
+            HopKind::RamToVram => Some(&mut self.up_link),
+            HopKind::VramToRam | HopKind::RamToSpill | HopKind::Zero => None,
+        }
+    }
+
+    /// A page's hop is ordered.
+    pub(super) fn hop_started(&mut self, hop: &Hop) {
+        let Some(kind) = HopKind::of(hop) else { return };
+        let now = self.now;
+        self.tally.hop_started(kind, now);
+        if let Some(link) = self.link(kind) {
+            link.started(now);
+        }
+    }
+
     /// A page's hop ended, well or not.
-    pub(super) fn tally_hop(&mut self, at: PageRef, fault: Option<&TransferFault>) {
+    pub(super) fn hop_ended(&mut self, at: PageRef, fault: Option<&TransferFault>) {
         let file_backed = self.table.backing(at.backing).file_backed();
         let kind = match self.table.page(at).motion {
             Motion::Still | Motion::NeedRam { .. } => unreachable!("nothing was in flight"),
@@ -199,7 +217,11 @@ impl Engine {
             Motion::Out { .. } => HopKind::RamToSpill,
             Motion::Zero { .. } => HopKind::Zero,
         };
-        self.tally.hop_ended(kind);
+        let now = self.now;
+        self.tally.hop_ended(kind, now);
+        if let Some(link) = self.link(kind) {
+            link.ended(now);
+        }
         if let Some(fault) = fault {
             self.tally.failures[Failure::of(fault) as usize] += 1;
         }
@@ -225,15 +247,11 @@ mod tests {
 
     #[test]
     fn the_time_of_hops_is_their_number_over_time() {
-        let mut tally = Tally { now_us: 100, ..Tally::default() };
-        let zero = Hop::Zero { target: super::super::ids::VramFrame(0) };
-        tally.hop_started(&zero);
-        tally.now_us = 110;
-        tally.hop_started(&zero);
-        tally.now_us = 130;
-        tally.hop_ended(HopKind::Zero);
-        tally.now_us = 150;
-        tally.hop_ended(HopKind::Zero);
+        let mut tally = Tally::default();
+        tally.hop_started(HopKind::Zero, 100);
+        tally.hop_started(HopKind::Zero, 110);
+        tally.hop_ended(HopKind::Zero, 130);
+        tally.hop_ended(HopKind::Zero, 150);
         let flow = tally.flows[HopKind::Zero as usize];
         // 100 to 130 and 110 to 150, or 100 to 150 and 110 to 130.
         assert_eq!((flow.in_flight, flow.busy_us(9999)), (0, 70));
